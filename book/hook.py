@@ -108,7 +108,9 @@ def lead_links(markdown: str, source: str, page: str) -> str:
             return found[0]
         file, mark, heading = target.partition("#")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
-        if path in OUTSIDE:
+        if path == "docs/problems.md" and heading:
+            there, mark, heading = f"problems/{heading}.md", "", ""
+        elif path in OUTSIDE:
             there = OUTSIDE[path]
         elif path.startswith("docs/"):
             there = path.removeprefix("docs/")

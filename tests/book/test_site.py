@@ -69,6 +69,7 @@ def test_links_out_of_docs_lead_to_their_page_or_become_text() -> None:
     assert lead_links(text + code, "docs/events.md", "events.md") == (
         "[a](index.md#speed) b [c](brokers.md) [d](https://a.example) `[e](x)`\n" + code
     )
+    assert lead_links("[a](problems.md#key-reused)", "docs/a.md", "a.md") == "[a](problems/key-reused.md)"
     assert lead_links("[a](docs/why/b.md)", "README.md", "index.md") == "[a](why/b.md)"
 
 

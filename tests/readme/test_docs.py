@@ -27,7 +27,12 @@ PROGRAMS = [
     for program, name, run, printed in _PROGRAM.findall(page.read_text())
 ]
 
-COMMANDS = sorted({line for page in PAGES for line in re.findall(r"^\$ (onefold .*)$", page.read_text(), re.MULTILINE)})
+#: In a console, in a unit of systemd, in a manifest of Kubernetes.
+_COMMAND = re.compile(r"^(?:\$ |ExecStart=\S+/)(onefold .*)$|^ *command: \[(onefold, .*)\]$", re.MULTILINE)
+
+COMMANDS = sorted(
+    {line or listed.replace(", ", " ") for page in PAGES for line, listed in _COMMAND.findall(page.read_text())}
+)
 
 
 def test_there_are_programs_and_commands_to_try() -> None:
