@@ -34,6 +34,27 @@ _SOURCE_OF: Final = {page: source for source, page in OUTSIDE.items()}
 _FOREIGN_WORKER: Final = "https://unpkg.com/iframe-worker/shim"
 _WORKER: Final = "worker.js"
 
+_DOORS: Final = """\
+<div class="grid cards" markdown>
+
+- **[Tutorial](docs/tutorial.md)**
+
+    One hour, from an empty folder to payments on Postgres, with events, a client and a crash.
+
+- **[How-to](docs/principals.md)**
+
+    A task at a time: FastAPI, Flask, SQLAlchemy, brokers, clients, deployment. Every program runs.
+
+- **[Reference](docs/http-contract.md)**
+
+    What holds: the HTTP contract, problems, API, commands, settings, telemetry, tables.
+
+- **[Why](docs/why/one-transaction.md)**
+
+    The arguments, what each guarantee is not, and how onefold compares.
+
+</div>"""
+
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -87,6 +108,11 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         markdown = problem_pages.make_index()
     if page.file.src_uri.startswith(("reference/", "problems/")):
         return markdown
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
+        head, mark, rest = markdown.partition("\n\nOn a machine with")
+        assert mark, "the README begins otherwise: the doors of the site have no place"
+        markdown = f"{head}\n\n{_DOORS}{mark}{rest}"
     source = _SOURCE_OF.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return lead_links(markdown, source, page.file.src_uri)
 

@@ -1,4 +1,4 @@
-"""The tutorial is true: it is walked from its top to its bottom, and prints what it shows."""
+"""Pages whose steps build on each other are true: they are walked from top to bottom, and print what they show."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.book.page_walk import walking
+from tests.book.page_walk import WALKED, walking
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_tutorial_happens_as_printed(tmp_path: Path, postgres_dsn: str) -> None:
+@pytest.mark.parametrize("page", WALKED)
+def test_a_page_happens_as_printed(page: str, tmp_path: Path, postgres_dsn: str) -> None:
     with walking(tmp_path, DATABASE_URL=postgres_dsn) as walk:
-        walk.walk((ROOT / "docs" / "tutorial.md").read_text())
-    assert walk.jobs.keys() == {"uvicorn", "relay", "consume"}
+        walk.walk((ROOT / "docs" / page).read_text())
+    assert page != "tutorial.md" or walk.jobs.keys() == {"uvicorn", "relay", "consume"}
 
 
 @pytest.mark.parametrize(
