@@ -35,6 +35,6 @@ async def sqs_subject(server: PrivateMoto, lease_s: int = LONG_LEASE_S) -> Async
         broker=broker,
         too_large_bytes=BYTES_MAX,
         deduplicates=True,
-        many=50,
+        many=25,
         lease_s=lease_s if lease_s == LEASE_S else None,
     )

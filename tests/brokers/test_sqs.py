@@ -269,6 +269,12 @@ async def test_a_call_that_fails_is_the_answer_of_all_its_entries(code: str, kin
 async def test_missing_rights_and_credentials_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="AccessDenied"):
         await SqsBroker(f"sqs://{REGION}", session=Scripted(list_queues=failing("AccessDenied"))).open()
+    missing, denied = failing("QueueDoesNotExist", "GetQueueUrl"), failing("AccessDenied", "CreateQueue")
+    broker = SqsBroker(f"sqs://{REGION}", session=Scripted(get_queue_url=missing, create_queue=denied))
+    await broker.open()
+    with pytest.raises(ConfigurationError, match=r"'billing' cannot have its queue.*CreateQueue"):
+        await broker.subscribe("billing", [TOPIC])
+    await broker.close()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

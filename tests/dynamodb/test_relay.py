@@ -110,6 +110,14 @@ async def test_a_broker_that_is_away_and_a_topic_without_consumers_count_as_no_a
     assert await relay.tick() == 1
 
 
+async def test_what_cannot_leave_holds_up_nothing_behind_it(table: DynamoTable) -> None:
+    publish(table, "k1", *(DynamoEvent("unwanted", number) for number in range(9)))
+    publish(table, "k2", DynamoEvent("wanted", 1), DynamoEvent("wanted", 2))
+    broker = Broker()
+    broker.answers["unwanted"] = TopicNotSubscribed("no queue yet")
+    assert await DynamoRelay(table, broker, batch=2).tick() == 2
+
+
 async def test_shards_have_one_relay_at_a_time_and_those_of_a_dead_one_are_taken_over(table: DynamoTable) -> None:
     now = [1000.0]
     brokers = [Broker(), Broker()]

@@ -111,8 +111,9 @@ class DynamoRelay:
         return confirmed
 
     async def list_dead(self) -> Sequence[WaitingEvent]:
-        """Dead letters: events that the broker has refused too often, each with its last error."""
-        return await asyncio.to_thread(self._read, DEAD, 1000)
+        """The oldest 1000 dead letters: events that the broker has refused too often, each with its last error."""
+        found, _ = await asyncio.to_thread(self._read, DEAD, 1000)
+        return found
 
     async def retry(self, dead: WaitingEvent) -> None:
         """Have a dead letter published again."""
@@ -131,24 +132,29 @@ class DynamoRelay:
                 await _pause(stop, pause_s)
 
     async def _relay_shard(self, shard: str) -> int:
-        waiting = await asyncio.to_thread(self._read, shard, self._batch)
+        """Page by page to the end: what waits behind events that cannot leave is not held up by them."""
         stopped: set[bytes] = set()
         confirmed = 0
-        unavailable: BrokerUnavailable | None = None
-        for events in rounds(waiting):
-            sent = [event for event in events if event.stream is None or event.stream not in stopped]
-            answers = await self._broker.publish([event.message for event in sent])
-            for event, answer in zip(sent, answers, strict=True):
-                if answer is None:
-                    confirmed += 1
-                elif event.stream is not None:
-                    stopped.add(event.stream)
-                if isinstance(answer, BrokerUnavailable):
-                    unavailable = answer
-            await asyncio.to_thread(self._note, list(zip(sent, answers, strict=True)))
-            if unavailable is not None:
-                raise unavailable
-        return confirmed
+        after: Mapping[str, Any] | None = None
+        while True:
+            waiting, after = await asyncio.to_thread(self._read, shard, self._batch, after)
+            for events in rounds(waiting):
+                confirmed += await self._publish(events, stopped)
+            if after is None or not await asyncio.to_thread(self._lease, shard):
+                return confirmed
+
+    async def _publish(self, events: Sequence[WaitingEvent], stopped: set[bytes]) -> int:
+        """One event of a stream at a time, and none of a stream that has `stopped`; how many were confirmed."""
+        sent = [event for event in events if event.stream is None or event.stream not in stopped]
+        answers = await self._broker.publish([event.message for event in sent]) if sent else ()
+        answered = list(zip(sent, answers, strict=True))
+        await asyncio.to_thread(self._note, answered)
+        for event, answer in answered:
+            if isinstance(answer, BrokerUnavailable):
+                raise answer
+            if answer is not None and event.stream is not None:
+                stopped.add(event.stream)
+        return sum(answer is None for answer in answers)
 
     # What follows blocks, and runs on a thread.
 
@@ -186,7 +192,10 @@ class DynamoRelay:
         except KeyTaken:
             _log.info("event %s is gone: another relay has published it", event.message.id)
 
-    def _read(self, shard: str, limit: int) -> list[WaitingEvent]:
+    def _read(
+        self, shard: str, limit: int, after: Mapping[str, Any] | None = None
+    ) -> tuple[list[WaitingEvent], Mapping[str, Any] | None]:
+        """A page of a shard, and where the next one begins; None: it was the last."""
         answer = self._ask(
             lambda: self._table.client.query(
                 TableName=self._table.name,
@@ -195,9 +204,10 @@ class DynamoRelay:
                 ExpressionAttributeNames={"#shard": "shard"},
                 ExpressionAttributeValues={":shard": {"S": shard}},
                 Limit=limit,
+                **({} if after is None else {"ExclusiveStartKey": after}),
             )
         )
-        return [_event_of(read_item(item)) for item in answer.get("Items", ())]
+        return [_event_of(read_item(item)) for item in answer.get("Items", ())], answer.get("LastEvaluatedKey")
 
     def _lease(self, shard: str) -> bool:
         """Whether this relay has the shard for at least half of its lease."""

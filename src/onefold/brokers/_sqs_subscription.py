@@ -18,7 +18,7 @@ from typing import Any, Final
 from onefold._kernel.messages import Delivery
 from onefold.brokers._sqs_calls import QueueMissing, SqsCalls
 from onefold.brokers._sqs_entries import delivery_of
-from onefold.errors import BrokerError, BrokerUnavailable, MessageRefused
+from onefold.errors import BrokerError, BrokerUnavailable, ConfigurationError, MessageRefused
 
 _BATCH: Final = 10
 
@@ -86,7 +86,7 @@ class SqsSubscription:
         left = [*self._unsettled, *(delivery.receipt.handle for _, delivery in self._buffer)]
         self._unsettled.clear()
         self._buffer.clear()
-        with suppress(BrokerError):
+        with suppress(BrokerError, ConfigurationError):
             await self._batches("change_message_visibility_batch", left, VisibilityTimeout=0)
         self._thread.shutdown(wait=False)  # its last call has been awaited
 
@@ -117,7 +117,7 @@ class SqsSubscription:
         except QueueMissing as error:
             await self._make_again()
             raise BrokerUnavailable(f"the queue was gone, and is made again: {error}") from error
-        except MessageRefused as error:
+        except (MessageRefused, ConfigurationError) as error:  # it was right at the start
             raise BrokerUnavailable(str(error)) from error
         now = time.monotonic()
         found = answer.get("Messages", ())

@@ -152,7 +152,10 @@ class SqsBroker:
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> SqsSubscription:
         if not topics:
             raise ConfigurationError(f"consumer={consumer!r} has no topics: name those it shall get")
-        url = await self._make_queue(consumer, topics)
+        try:
+            url = await self._make_queue(consumer, topics)
+        except MessageRefused as error:
+            raise ConfigurationError(f"consumer {consumer!r} cannot have its queue: {error}") from error
         self._forget_queues()
         subscription = SqsSubscription(
             self._calls, url, lambda: self._make_queue(consumer, topics), lease_s=self._lease_s, poll_s=self._poll_s
@@ -249,8 +252,6 @@ class SqsBroker:
                 "create_queue", QueueName=name, Attributes=self._attributes, tags=topic_tags(consumer, topics)
             )
             return str((await self._calls.call("get_queue_url", QueueName=name))["QueueUrl"])
-        except MessageRefused as error:
-            raise ConfigurationError(str(error)) from error
         if queue is not None and queue.consumer != consumer:
             raise ConfigurationError(f"consumer {consumer!r} cannot have the queue {name!r}: {queue.consumer!r} has it")
         every = {*topics, *(queue.topics if queue is not None else ())}
