@@ -21,18 +21,24 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Onefold
+from onefold._app.base_app import run_flow
+from onefold._inbox.pausing import pause
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message as Sent
+from onefold._kernel.notify_channels import DELIVERY_CHANNEL
+from onefold._kernel.notify_channels import OUTBOX_CHANNEL as CHANNEL
 from onefold._kernel.runners import run_async
 from onefold._kernel.wakeup_signals import News
 from onefold._worker import relay_loop, wakeup
-from onefold._worker.wakeup import CHANNEL, listening
+from onefold._worker.relay_loop import Relay
+from onefold._worker.wakeup import listening
 from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers import local
 from onefold.brokers._local_schema import MIGRATIONS
 from onefold.brokers.local import LocalBroker
 from onefold.db._drivers import async_database
 from onefold.db._migrations import migrate
+from tests.outbox.relaying import ScriptedBroker
 from tests.outbox.test_write import void
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
@@ -157,7 +163,7 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
 
     def note(ear: Any, *senders: str) -> None:
         judge(ear, *senders)
-        judged.extend(senders)
+        judged.extend(told for told in senders if told != ear._probe)
 
     monkeypatch.setattr(wakeup._Ear, "_heard", note)
     sender = face._notifier.sender
@@ -216,7 +222,7 @@ async def test_a_thread_that_listens_hears_at_once(
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits is woken, or waits for ever."""
     monkeypatch.setattr(relay_loop, "POLL_S_MIN", SELDOM["poll_s_max"])
-    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_HEARD_S_MAX"):
+    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_HEARD_S"):
         monkeypatch.setattr(local, name, NEVER_S)
 
 
@@ -321,11 +327,12 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("heard", "looks_max"), [(True, 40), (False, 620)])
+@pytest.mark.parametrize(("heard", "looks_max"), [(True, 5), (False, 620)])
 async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch, heard: bool, looks_max: int
 ) -> None:
-    """In a minute: every two seconds where it hears of other processes, ten times a second where it does not."""
+    """In a minute: every 15 seconds, which is half a lease, where it hears of other processes, ten times a second where
+    it does not."""
     database, clock, news = async_database(str(sqlite_path)), Clock(), News()
     await run_async(migrate("sqlite", MIGRATIONS["sqlite"]), TaskExecutor(database))
     if heard:
@@ -349,6 +356,11 @@ async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
     await broker.publish([Sent(id="m1", source="shop", topic="order.placed", data=b"{}")])
     clock.now -= 0.01  # it is not time to look
     assert len(await subscription.receive(10, PATIENCE_S)) == 1, "news is looked for at once"
+    looks = 0
+    for _ in range(500):
+        assert await subscription.receive(10, 0.0) == []
+        clock.now += 0.01
+    assert looks == 0 if heard else looks > 40, "what is heard of needs one look, and no others to be sure"
     await subscription.close()
     await database.close()
 
@@ -369,3 +381,58 @@ async def test_a_burst_of_commits_on_threads_is_told_once_or_twice(
     assert len(heard) <= 2
     assert not any(thread.name == "onefold-notifier" for thread in threading.enumerate())
     await listener.close()
+
+
+async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_itself(postgres_dsn: str) -> None:
+    """Beside one that does not listen, as a control: it looks again and again, less and less often."""
+    async with made(FACES["asyncpg"], postgres_dsn) as once:
+        looks = {True: 0, False: 0}
+
+        class Counted(Relay):
+            async def _tick(self) -> Any:
+                looks[self._listens] += 1
+                return await super()._tick()
+
+        stop = asyncio.Event()
+        relays = {
+            listens: Counted(once._for_workers(), ScriptedBroker(), listens=listens, poll_s_max=0.1, lease_s=600.0)
+            for listens in looks
+        }
+        running = [asyncio.create_task(relay.run(stop)) for relay in relays.values()]
+        await until(lambda: bool(relays[True]._news.ears))
+        await until(lambda: looks[False] > 10)
+        for listens in looks:
+            looks[listens] = 0
+        await publish(once, 1)
+        await until(lambda: looks[False] >= 40)
+        stop.set()
+        await asyncio.gather(*running)
+        assert 1 <= looks[True] <= 10
+
+
+async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As through a pooler that shares sessions between clients: LISTEN is taken, and what is told goes elsewhere."""
+    heard, news = asyncio.Event(), News()
+    monkeypatch.setattr(wakeup, "_TELL", "SELECT $1::text, $2::text")
+    async with made(FACES["asyncpg"], postgres_dsn) as once, listening(once._for_workers(), heard.set, news=news):
+        await asyncio.wait_for(heard.wait(), PATIENCE_S)
+        heard.clear()
+        await publish(once, 1)
+        await asyncio.wait_for(heard.wait(), PATIENCE_S)
+        assert not news.ears
+
+
+@pytest.mark.usefixtures("no_polls")
+async def test_an_operators_action_wakes_relays_and_consumers_of_other_processes(postgres_dsn: str) -> None:
+    async with made(FACES["asyncpg"], postgres_dsn) as once:
+        news, heard = News(), asyncio.Event()
+        acted = news.actions.listen()
+        async with (
+            listening(once._for_workers(), heard.set, news=News()),
+            listening(once._for_workers(), lambda: None, channel=DELIVERY_CHANNEL, news=news),
+        ):
+            await until(lambda: bool(news.ears))
+            heard.clear()
+            assert await run_flow(once, lambda dialect: pause(dialect, "fulfilment", "ada"))
+            await asyncio.wait_for(heard.wait(), PATIENCE_S)
+            assert await acted.wait(PATIENCE_S)

@@ -9,9 +9,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from onefold._kernel.notify_channels import OUTBOX_CHANNEL as CHANNEL
 from onefold._kernel.wakeup_signals import Signal
 from onefold._worker import wakeup
-from onefold._worker.wakeup import CHANNEL, Notifier, ThreadNotifier
+from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold.db.asyncpg import AsyncpgDatabase
 from tests.support.patience import PATIENCE_S
 

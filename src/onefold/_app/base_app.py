@@ -24,6 +24,7 @@ from onefold._kernel.current_transaction import handling
 from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
+from onefold._kernel.notify_channels import DELIVERY_CHANNEL
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
@@ -260,7 +261,6 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         from onefold._worker.consumer_runner import ConsumerRunner
         from onefold._worker.wakeup import listening
         from onefold.brokers.local import LocalBroker
-        from onefold.brokers.local._sql import CHANNEL
 
         database = self._for_workers()
         broker = self._broker_for(database)
@@ -271,12 +271,13 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             transaction=self._new_transaction,
             steps=self._message_steps(),
             listener=join(self._layer.listener, listener),
+            news=broker.news if isinstance(broker, LocalBroker) else None,
         )
         if begun is not None:
             begun(consuming)
         if isinstance(broker, LocalBroker):
             news = broker.news
-            async with listening(database, news.set, channel=CHANNEL, sender=news.sender, news=news):
+            async with listening(database, news.set, channel=DELIVERY_CHANNEL, sender=news.sender, news=news):
                 await consuming.run(stop, subscribed)
         else:
             await consuming.run(stop, subscribed)

@@ -21,8 +21,8 @@ from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.topics import matches_any
 
 #: How often a process says that it is there, and after how long without that it counts as dead.
-BEAT_S: Final = 10.0
-ALIVE_S: Final = 35.0
+BEAT_S: Final = 20.0
+ALIVE_S: Final = 65.0
 #: Stands for the processes of releases that did not register, and for how long they count as running from the first
 #: that does: a rolling deployment is over by then. Sorts before any other: it was started before them.
 EARLIER: Final = "-"

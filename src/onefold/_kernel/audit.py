@@ -11,6 +11,7 @@ from typing import Any, Final
 from onefold._kernel.checkout import fetch_rows, run_batch, with_connection
 from onefold._kernel.dialects import sqlite_values
 from onefold._kernel.effects import Boundary, Statement, Value
+from onefold._kernel.notify_channels import ACTION, DELIVERY_CHANNEL, OUTBOX_CHANNEL
 from onefold._kernel.pg_catalog import qualified
 from onefold.errors import ConfigurationError
 
@@ -18,6 +19,16 @@ from onefold.errors import ConfigurationError
 AUDIT: Final = """
     INSERT INTO onefold_audit (actor, action, consumer, details)
     VALUES ($1::text, $2::text, $3::text, $4::text)
+"""
+
+#: On Postgres relays and consumers are told, wherever they run: they look seldom where they hear of news.
+_TOLD_AUDIT: Final = f"""
+    WITH told AS MATERIALIZED (
+        SELECT pg_notify('{OUTBOX_CHANNEL}', '{ACTION}') AS relays,
+               pg_notify('{DELIVERY_CHANNEL}', '{ACTION}') AS consumers
+    )
+    INSERT INTO onefold_audit (actor, action, consumer, details)
+    SELECT $1::text, $2::text, $3::text, $4::text FROM told
 """
 
 LINES_MAX: Final = 10_000
@@ -35,7 +46,8 @@ _FIND: Final = """
     WHERE action = $1::text AND {about} = $2::text ORDER BY id DESC LIMIT 1
 """
 
-_NOTE: Final = {"postgres": qualified(AUDIT), "sqlite": sqlite_values(AUDIT)}
+#: The statement for actions that relays or consumers may have waited for, by dialect.
+NOTE: Final = {"postgres": qualified(_TOLD_AUDIT), "sqlite": sqlite_values(AUDIT)}
 _LINES: Final = {
     "postgres": qualified(_PAGE.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint")),
     "sqlite": sqlite_values(_PAGE.format(at_ms="audit_at_ms")),
@@ -98,7 +110,7 @@ def note_of(
     dialect: str, *, actor: str, action: str, details: Mapping[str, Any], why: str = "", consumer: str = ""
 ) -> Statement:
     """The statement that writes a line, for the batch of what it is about."""
-    return Statement(_NOTE[dialect], audit_values(actor, action, with_why(details, why), consumer=consumer))
+    return Statement(NOTE[dialect], audit_values(actor, action, with_why(details, why), consumer=consumer))
 
 
 def audit_values(actor: str, action: str, details: Mapping[str, Any], *, consumer: str = "") -> tuple[Value, ...]:

@@ -41,15 +41,11 @@ class Signal:
         return True
 
 
-class News:
+class Signals:
     """One signal for each who listens, all set together."""
 
     def __init__(self) -> None:
         self._signals: tuple[Signal, ...] = ()
-        #: Who hears of what other processes have for us. While there is one, looking by oneself is a precaution.
-        self.ears: set[object] = set()
-        #: Whose NOTIFY need not be heard by those who listen here.
-        self.sender = ""
 
     def listen(self) -> Signal:
         signal = Signal()
@@ -62,3 +58,16 @@ class News:
     def set(self) -> None:
         for signal in self._signals:
             signal.set()
+
+
+class News(Signals):
+    """What there is to do, told to those who do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Who hears of what other processes have for us. While there is one, looking by oneself is a precaution.
+        self.ears: set[object] = set()
+        #: Whose NOTIFY need not be heard by those who listen here.
+        self.sender = ""
+        #: Set when an operator did something, in whichever process.
+        self.actions = Signals()

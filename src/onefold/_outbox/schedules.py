@@ -26,6 +26,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.dialects import SQLITE_NOW_MS, postgres_lease, sqlite_values
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, Value
 from onefold._kernel.messages import Message
+from onefold._kernel.notify_channels import NOTIFY_RELAYS
 from onefold._kernel.pg_catalog import qualified
 from onefold._outbox.event_checks import rfc3339
 from onefold._outbox.sql import STATEMENTS
@@ -169,11 +170,12 @@ class Timetable:
         advance = _statement(self._dialect, _ADVANCE, name, recurring.rule, due_ms, next_ms)
         # A process that stands still here must not keep the others from firing.
         bounded: tuple[BatchItem, ...] = (postgres_lease(TURN_S),) if self._dialect == "postgres" else ()
+        told: tuple[BatchItem, ...] = (Statement(NOTIFY_RELAYS),) if self._dialect == "postgres" else ()
         if await Batch((Boundary.BEGIN, *bounded, advance)) == 0:
             await Batch((Boundary.ROLLBACK,))
             return False
         event = recurring.make_event(event_id(self._source, recurring.name, due_ms), due_ms)
-        await Batch((*STATEMENTS[self._dialect].write(event), Boundary.COMMIT))
+        await Batch((*STATEMENTS[self._dialect].write(event), *told, Boundary.COMMIT))
         _log.info("recurring event %r: published for %s, as %s", recurring.name, rfc3339(due_ms), event.id)
         return True
 

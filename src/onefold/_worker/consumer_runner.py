@@ -14,6 +14,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.topics import refuse_patterns
+from onefold._kernel.wakeup_signals import News
 from onefold._worker.backlog_measuring import measure_consumer, measuring
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import Interrupted, either, resist
@@ -38,8 +39,9 @@ class ConsumerRunner:
         listener: Listener | None = None,
         steps: StepsForMessages | None = None,
         grace_s: float = 30.0,
+        news: News | None = None,
     ) -> None:
-        """`steps` is for handlers that work in recorded steps."""
+        """`steps` is for handlers that work in recorded steps. `news` are told while this runs."""
         for consumer in consumers:
             consumer.check_redelivery(broker.redelivery_s)
             if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
@@ -54,8 +56,9 @@ class ConsumerRunner:
                 database,
                 broker,
                 each,
-                partial(ConsumerWorker, database, broker, each, transaction, listener, steps=steps),
+                partial(ConsumerWorker, database, broker, each, transaction, listener, steps=steps, news=news),
                 listener,
+                news,
             )
             for each in consumers
         ]

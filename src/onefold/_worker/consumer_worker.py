@@ -29,6 +29,7 @@ from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import Failed
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.tracing import tracer_of
+from onefold._kernel.wakeup_signals import News
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import Interrupted, cancel_task, either, join_tasks, resist
 from onefold._worker.consumer_health import ConsumerHealth
@@ -66,6 +67,7 @@ class ConsumerWorker:
         membership: Membership,
         *,
         steps: StepsForMessages | None = None,
+        news: News | None = None,
     ) -> None:
         self.consumer = consumer
         self._calls = calls
@@ -92,7 +94,7 @@ class ConsumerWorker:
         self._room = asyncio.Event()
         self._health = ConsumerHealth(consumer.name, listener)
         self._failed_messages = FailedMessageLoop(
-            self._inbox, self._runner, self._calls, self._partitions, self._health, listener
+            self._inbox, self._runner, self._calls, self._partitions, self._health, listener, news
         )
 
     # --- run ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from onefold._inbox.in_hand import give_up, renew_in_hand, wake_stranded
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.telemetry.consumer_events import Duplicate, Handled
-from onefold._kernel.wakeup_signals import Signal
+from onefold._kernel.wakeup_signals import News, Signal
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import either, join_tasks
 from onefold._worker.consumer_health import ConsumerHealth
@@ -32,6 +32,9 @@ from onefold.errors import OnefoldError, StoreError
 
 POLL_S_MIN: Final = 0.05
 POLL_S_MAX: Final = 2.0
+#: Where it is heard of what operators do (NOTIFY): what fails in this process is known here, and what failed in one
+#: that died is found by looking.
+POLL_HEARD_S_MAX: Final = 20.0
 #: How long a partition catches up before the deliveries that queue there have a turn.
 CATCH_UP_S_MAX: Final = 1.0
 #: Renewals within the time for which `take` keeps others away, which is two leases: all but one may fail.
@@ -53,6 +56,7 @@ class FailedMessageLoop:
         partitions: Partitions,
         health: ConsumerHealth,
         listener: Listener | None,
+        news: News | None,
     ) -> None:
         self._inbox = inbox
         self._runner = runner
@@ -64,7 +68,8 @@ class FailedMessageLoop:
         #: Those that are being run, or wait for the turn of their partition.
         self._running: dict[asyncio.Task[None], FailedMessage] = {}
         #: Set when there may be one that is due sooner than those that were known.
-        self.due_signal = Signal()
+        self.due_signal = news.actions.listen() if news else Signal()
+        self._news = news
         self.polled_at = time.monotonic()
         self._stranded_at = self.polled_at if inbox.consumer.order == "strict" else math.inf
 
@@ -80,9 +85,17 @@ class FailedMessageLoop:
                     await asyncio.wait(self._running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     await pause(stop, POLL_S_MIN)  # what is told all the time is not looked for all the time
-                    await self.due_signal.wait(max(0.0, wait_s - POLL_S_MIN))
+                    await self._wait(wait_s - POLL_S_MIN)
         except StoreError as error:
             await self._health.pause(stop, "failed messages", error)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something may be due. A loop that waits does not stand still."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            if await self.due_signal.wait(min(left_s, POLL_S_MAX)):
+                return
+            self.polled_at = time.monotonic()
 
     async def renew(self, stop: asyncio.Event) -> None:
         """Renew what is in hand since the last time."""
@@ -94,6 +107,8 @@ class FailedMessageLoop:
 
     async def end(self, grace_s: float) -> None:
         """Wait for those that are being run, and put back what was cut off. Should that fail, they are suspects."""
+        if self._news is not None:
+            self._news.actions.leave(self.due_signal)
         started = dict(self._running)
         try:
             await join_tasks(started, grace_s)
@@ -117,7 +132,9 @@ class FailedMessageLoop:
         due_in_s = await self._runner.run(next_due(self._inbox))
         found = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
         self._health.note_success("failed messages")
-        wait_s = POLL_S_MIN if found else min(2 * waited_s, POLL_S_MAX)
+        heard = self._news is not None and self._news.ears
+        most_s = min(POLL_HEARD_S_MAX, max(POLL_S_MAX, self._inbox.consumer.lease_s / 2)) if heard else POLL_S_MAX
+        wait_s = POLL_S_MIN if found else min(2 * waited_s, most_s)
         if due_in_s is not None and due_in_s > 0:
             wait_s = min(wait_s, max(POLL_S_MIN, due_in_s))
         return wait_s

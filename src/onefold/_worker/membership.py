@@ -72,7 +72,7 @@ class Membership:
             await self.register()
             subscription = await self._broker.subscribe(self._consumer.name, self._consumer.topics)
             try:
-                await self._reconcile()
+                await self._reconcile(await self._read_standing())
             except BaseException:
                 await subscription.close()
                 raise
@@ -86,7 +86,8 @@ class Membership:
         await pause(stop, BEAT_S)
         if stop.is_set():
             return
-        is_known = any(member.process == self._process and member.alive for member in await self._read_processes())
+        processes = await self._read_processes()
+        is_known = any(member.process == self._process and member.alive for member in processes)
         await self.register()
         with suppress(BrokerUnavailable):  # the next beat tries again
             if not is_known:
@@ -95,7 +96,7 @@ class Membership:
                 self._steady_at = time.monotonic() + ALIVE_S
                 await self._subscribe(self._consumer.topics)
             elif time.monotonic() >= self._steady_at:
-                await self._reconcile()
+                await self._reconcile(judge(processes))
 
     async def register(self) -> None:
         """Say that this process is there."""
@@ -125,9 +126,8 @@ class Membership:
         identities = set(map(id, dropped))
         return [delivery for delivery in deliveries if id(delivery) not in identities], dropped
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, standing: Standing) -> None:
         """Unsubscribe what is no longer wanted."""
-        standing = await self._read_standing()
         gone = standing.former - self._ended
         if gone and isinstance(self._broker, ManagesSubscriptions):
             self._taken |= gone  # first: what follows may fail, or be cut off

@@ -22,6 +22,7 @@ from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
+from onefold._kernel.wakeup_signals import News, Signals
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import join_tasks, resist
 from onefold._worker.consumer_worker import ConsumerWorker
@@ -31,6 +32,8 @@ from onefold.errors import StoreError
 
 #: How often it is looked whether a consumer is paused: each look is one or two of the few transactions of an idle one.
 LOOK_S: Final = 5.0
+#: Where it is heard of what operators do (NOTIFY), which has it look at once.
+LOOK_HEARD_S: Final = 20.0
 
 MakeWorker: TypeAlias = Callable[[HandlerCalls, Membership], ConsumerWorker]
 
@@ -47,7 +50,9 @@ class PauseGate:
         consumer: Consumer,
         make: MakeWorker,
         listener: Listener | None,
+        news: News | None = None,
     ) -> None:
+        self._news = news
         self._database = database
         self._name = consumer.name
         self._make = make
@@ -124,15 +129,24 @@ class PauseGate:
 
     async def _watch(self, halt: asyncio.Event) -> None:
         """Have the consumer stop when it is paused. What cannot be looked up changes nothing."""
-        while not halt.is_set():
-            await pause(halt, LOOK_S)
-            try:
-                if not halt.is_set() and await self._look():
-                    halt.set()
-            except StoreError:
-                pass
-            except Exception:
-                _log.exception("consumer %r: whether it is paused could not be read; it keeps running", self._name)
+        actions = Signals() if self._news is None else self._news.actions
+        acted = actions.listen()
+        try:
+            while not halt.is_set():
+                await acted.wait(LOOK_HEARD_S if self._news is not None and self._news.ears else LOOK_S)
+                acted.clear()
+                await self._halt_if_paused(halt)
+        finally:
+            actions.leave(acted)
+
+    async def _halt_if_paused(self, halt: asyncio.Event) -> None:
+        try:
+            if not halt.is_set() and await self._look():
+                halt.set()
+        except StoreError:
+            pass
+        except Exception:
+            _log.exception("consumer %r: whether it is paused could not be read; it keeps running", self._name)
 
     async def _look(self) -> bool:
         """Whether it is paused. What has changed is logged, and told."""

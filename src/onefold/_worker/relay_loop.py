@@ -37,7 +37,7 @@ from onefold._kernel.telemetry.relay_events import (
     SetAside,
 )
 from onefold._kernel.tracing import tracer_of
-from onefold._kernel.wakeup_signals import Signal
+from onefold._kernel.wakeup_signals import News, Signal
 from onefold._outbox.claimed_rows import DIED_OF
 from onefold._outbox.confirms import PublishRows, publish_rows
 from onefold._outbox.endpoint_copies import EndpointsOf
@@ -57,6 +57,13 @@ T = TypeVar("T")
 
 #: The first wait after there was nothing to do; each further one is twice as long, up to `poll_s_max`.
 POLL_S_MIN: Final = 0.01
+
+#: How much longer it waits where it hears of each commit (NOTIFY): then looking is for what was not told, by a process
+#: that was killed after its COMMIT or while the ear was away.
+HEARD: Final = 10
+
+#: How much longer for what is due where none is: what is written to be due later is told, too.
+HEARD_DUE: Final = 60
 
 #: How long a relay that stops tries to hand over its buckets.
 LEAVE_S_MAX: Final = 10.0
@@ -155,6 +162,7 @@ class Relay:
         self._database = database
         self._broker = broker
         self._listens = listens
+        self._news = News()
         self._sender = sender
         self._listener = listener
         tracer = tracer_of(listener)
@@ -171,6 +179,7 @@ class Relay:
         self._session = self._new_session()
         self._entered = False
         self._rebalance_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
+        self._looked_for_due_at = _AT_ONCE
         self._turned_at = time.monotonic()
         self._broker_watch = _BrokerWatch()
 
@@ -191,7 +200,7 @@ class Relay:
             async with measuring(self._database, self._listener, measure_outbox):
                 await self._until_open(stop)
                 if self._listens:
-                    async with listening(self._database, self.signal.set, sender=self._sender):
+                    async with listening(self._database, self.signal.set, sender=self._sender, news=self._news):
                         await self._live(stop)
                 else:
                     await self._live(stop)
@@ -240,8 +249,11 @@ class Relay:
                 self._resume("the broker")
             if sent.claimed:
                 poll_s = POLL_S_MIN
-            if sent.more or await self.signal.wait(self._until_next(poll_s)):
+            if sent.more:
                 poll_s = POLL_S_MIN
+            elif await self._wait(poll_s):
+                poll_s = POLL_S_MIN
+                self._chores_at = min(self._chores_at, self._looked_for_due_at + self._poll_s_max)
             else:
                 poll_s = min(poll_s * 2, self._poll_s_max)
         await self._leave()
@@ -252,12 +264,14 @@ class Relay:
         if now >= self._rebalance_at:
             await self._renew_and_rebalance()
             self._rebalance_at = now + self._settings.lease_s / 3
-        if now >= self._chores_at:
-            self._chores_at = now + await self._chores()
         sent = await self._tick()
         if self._session.expired:
             self._rebalance_at = _AT_ONCE
         self._report(sent)
+        if now >= self._chores_at:  # after the tick: what was told just now does not wait for them
+            self._chores_at = now + await self._chores()
+        if sent.failures:
+            self._chores_at = min(self._chores_at, now + self._poll_s_max)
         return sent
 
     async def _tick(self) -> Sent:
@@ -317,7 +331,8 @@ class Relay:
     async def _chores(self) -> float:
         """Let go what is due, forget what is past its time; in how many seconds again."""
         await self._fire_recurring()
-        next_s = await self._run(make_due_claimable(self._database.dialect))
+        self._looked_for_due_at = time.monotonic()
+        next_s = await self._run(make_due_claimable(self._database.dialect, made=self.signal.set))
         keep_s, now = self._settings.keep_published_s, time.monotonic()
         # Without any to keep there may be some that were kept before: they are looked for now and then.
         if keep_s or now >= self._sweep_at:
@@ -325,19 +340,28 @@ class Relay:
             if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
                 tell(self._listener, Forgotten(gone))
                 self._sweep_at = now if gone >= FORGET_MAX else self._sweep_at
-        until_fire_s = self._poll_s_max if self._timetable is None else max(0.0, self._fire_at - now)
-        return min(self._poll_s_max if next_s is None else next_s, self._poll_s_max, until_fire_s)
+        most_s = self._poll_s_max * (HEARD_DUE if self._news.ears and not keep_s else 1)
+        until_fire_s = most_s if self._timetable is None else max(0.0, self._fire_at - now)
+        return min(most_s if next_s is None else next_s, most_s, until_fire_s)
 
     async def _fire_recurring(self) -> None:
         """Only when one is due, as far as is known: clocks may be set, so it is asked now and then anyway."""
         now = time.monotonic()
         if self._timetable is not None and now >= self._fire_at:
             next_s = await self._run(self._timetable.fire())
+            self.signal.set()
             self._fire_at = now + min(FIRE_EVERY_S if next_s is None else next_s, FIRE_EVERY_S)
 
-    def _until_next(self, poll_s: float) -> float:
-        now = time.monotonic()
-        return max(0.0, min(poll_s, self._rebalance_at - now, self._chores_at - now))
+    async def _wait(self, poll_s: float) -> bool:
+        """Until there is news, or it is time to look; whether there is news. To wait is not to stand still."""
+        if self._news.ears and not self._session.any_paused:  # the end of a pause is told by none
+            poll_s = self._poll_s_max * HEARD
+        until = min(time.monotonic() + poll_s, self._rebalance_at, self._chores_at)
+        while (left_s := until - time.monotonic()) > 0:
+            if await self.signal.wait(min(left_s, self._poll_s_max)):
+                return True
+            self._turned_at = time.monotonic()
+        return self.signal.is_set()
 
     async def _leave(self) -> None:
         if not self._entered:

@@ -23,6 +23,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.fork_and_loop import Process
+from onefold._kernel.notify_channels import ACTION, OUTBOX_CHANNEL
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
@@ -30,13 +31,18 @@ from onefold._kernel.wakeup_signals import News
 from onefold.db._threaded import ThreadedDatabase
 from onefold.errors import OnefoldError
 
-CHANNEL: Final = "onefold_outbox"
-
 #: NOTIFY is sent at most once in this time.
 NOTIFY_EVERY_S: Final = 0.005
 
 #: It does not wait for the disk: a hint may be lost, and other senders of NOTIFY wait until it is committed.
-_NOTIFY: Final = qualified(f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', $1::text)")
+_NOTIFY: Final = qualified(
+    f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{OUTBOX_CHANNEL}', $1::text)"
+)
+
+_TELL: Final = qualified("SELECT pg_notify($1::text, $2::text)")
+
+#: How what an ear tells itself begins.
+_PROBE: Final = "probe "
 
 #: After how long a lost listening connection is replaced.
 RELISTEN_S: Final = 1.0
@@ -160,7 +166,7 @@ async def listening(
     database: AsyncDatabase[Any],
     hear: Callable[[], None],
     *,
-    channel: str = CHANNEL,
+    channel: str = OUTBOX_CHANNEL,
     sender: str = "",
     news: News | None = None,
 ) -> AsyncIterator[None]:
@@ -169,7 +175,7 @@ async def listening(
     if database.dialect != "postgres":
         yield
         return
-    ear = _Ear(channel, sender, hear, news or News())
+    ear = _Ear(channel, sender, hear, News() if news is None else news)
     if isinstance(database, ThreadedDatabase):
         stop = threading.Event()
         thread = threading.Thread(target=ear.listen, args=(database.database, stop), name="onefold-ear", daemon=True)
@@ -196,6 +202,7 @@ class _Ear:
         self._sender = sender
         self._hear = hear
         self._news = news
+        self._probe = f"{_PROBE}{uuid4().hex}"
 
     async def listen_async(self, database: AsyncDatabase[Any]) -> None:
         while True:
@@ -207,9 +214,9 @@ class _Ear:
             try:
                 driver = await _async_driver(connection.handle)
                 if hasattr(driver, "add_listener"):
-                    await self._with_asyncpg(driver)
+                    await self._with_asyncpg(driver, database)
                 elif callable(getattr(driver, "notifies", None)):
-                    await self._with_psycopg(driver)
+                    await self._with_psycopg(driver, database)
                 else:
                     return  # this driver cannot: the relay polls
             except Exception as error:  # a vendor's, of any kind: it only costs the hint
@@ -234,7 +241,9 @@ class _Ear:
                 driver.rollback()
                 driver.autocommit = True
                 driver.cursor().execute(f"LISTEN {self._channel}")
-                self._begin()
+                self._hear()
+                with suppress(OnefoldError):
+                    run(with_connection(self._send_probe), ThreadExecutor(database))
                 try:
                     while not stop.is_set():
                         self._heard(*wait(driver))
@@ -246,29 +255,47 @@ class _Ear:
                 self._let_go(connection)
             stop.wait(RELISTEN_S)
 
-    async def _with_asyncpg(self, driver: Any) -> None:
+    async def _with_asyncpg(self, driver: Any, database: AsyncDatabase[Any]) -> None:
         lost = asyncio.Event()
         driver.add_termination_listener(lambda *_: lost.set())
         await driver.add_listener(self._channel, lambda *about: self._heard(about[-1]))
-        self._begin()
-        try:
+        self._hear()  # from here on nothing is missed; what came before is looked for once
+        async with self._proving(database):
             await lost.wait()
-        finally:
-            self._news.ears.discard(self)
 
-    async def _with_psycopg(self, driver: Any) -> None:
+    async def _with_psycopg(self, driver: Any, database: AsyncDatabase[Any]) -> None:
         await driver.rollback()
         await driver.set_autocommit(True)
         await driver.execute(f"LISTEN {self._channel}")
-        self._begin()
-        try:
+        self._hear()  # from here on nothing is missed; what came before is looked for once
+        async with self._proving(database):
             async for told in driver.notifies():
                 self._heard(told.payload)
+
+    @asynccontextmanager
+    async def _proving(self, database: AsyncDatabase[Any]) -> AsyncIterator[None]:
+        """Beside listening: where no other connection is free, that takes its time, or fails."""
+        work = run_async(with_connection(self._send_probe), TaskExecutor(database))
+        proving = asyncio.create_task(work)
+        try:
+            yield
         finally:
+            proving.cancel()
+            await asyncio.gather(proving, return_exceptions=True)
             self._news.ears.discard(self)
 
+    async def _send_probe(self) -> None:
+        """Have this ear told of itself, on another session. A LISTEN may be taken and nothing heard, as through a
+        pooler that shares sessions between clients: an ear counts from when it has heard."""
+        await Batch((Statement(_TELL, (self._channel, self._probe)),))
+
     def _heard(self, *payloads: str) -> None:
-        if any(not payload or payload != self._sender for payload in payloads):
+        if self._probe in payloads:
+            self._news.ears.add(self)
+        if ACTION in payloads:
+            self._news.actions.set()
+        others = [payload for payload in payloads if not payload.startswith(_PROBE)]
+        if any(not payload or payload != self._sender for payload in others):
             self._hear()
 
     async def _let_go_async(self, connection: AsyncConnection[Any]) -> None:
@@ -296,11 +323,6 @@ class _Ear:
             _log.debug("the connection that listened for NOTIFY is closed: %s", error)
         with suppress(OnefoldError):
             connection.discard()
-
-    def _begin(self) -> None:
-        """From here on nothing is missed; what came before is looked for once."""
-        self._news.ears.add(self)
-        self._hear()
 
 
 def _is_psycopg(handle: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from onefold._inbox.sql.dialect import THIS, Dialect, failed_columns
-from onefold._kernel.audit import AUDIT
 from onefold._kernel.effects import Statement, Value
 
 #: After everything that has died: the last second of the year 9999.
@@ -115,7 +114,7 @@ class OperatorStatements:
             SET state = 'dead', due_at = NULL, redrive = NULL, died_at = COALESCE(died_at, {d.now})
             WHERE redrive = $1::text AND state = 'waiting' AND started = 0 AND failed = 0
         """)
-        self._audit = d.text(AUDIT)
+        self._audit = d.audit
 
     def _prepare_letters(self, d: Dialect) -> None:
         self._discard = d.text(f"""

@@ -7,6 +7,7 @@ transaction, and inserts NULL, which the table refuses, in one that does not car
 
 from __future__ import annotations
 
+from onefold._kernel.audit import NOTE
 from onefold._kernel.dialects import POSTGRES_LEASE
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
@@ -32,6 +33,7 @@ class Postgres:
     lock_free = "FOR UPDATE SKIP LOCKED"
     proof = _PROOF
     ended = _ENDED
+    audit = NOTE["postgres"]
 
     def opening(self, lease_ms: int) -> tuple[Statement, ...]:
         return (Statement(_OPENING, (f"{lease_ms}ms",)),)

@@ -3,6 +3,7 @@ itself refuses a handler's COMMIT. Times are in milliseconds since 1970."""
 
 from __future__ import annotations
 
+from onefold._kernel.audit import NOTE
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.dialects import sqlite_text
 from onefold._kernel.effects import Statement
@@ -16,6 +17,7 @@ class Sqlite:
     lock_free = ""
     proof = Statement("SELECT 1")
     ended = Statement("SELECT 1 WHERE 0")
+    audit = NOTE["sqlite"]
 
     def opening(self, lease_ms: int) -> tuple[Statement, ...]:
         return ()

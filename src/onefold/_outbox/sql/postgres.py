@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import Message
+from onefold._kernel.notify_channels import ARE_TOLD, RELAYS_TOLD
 from onefold._kernel.pg_catalog import qualified
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
 from onefold._outbox.event_checks import write_headers
@@ -129,10 +130,11 @@ SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint FROM onef
 WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at < 'infinity' ORDER BY due_at LIMIT 1
 """)
 
-    MAKE_DUE_CLAIMABLE = qualified("""
+    MAKE_DUE_CLAIMABLE = qualified(f"""
+{RELAYS_TOLD}
 UPDATE onefold_outbox SET due_at = NULL WHERE position IN (
     SELECT position FROM onefold_outbox WHERE published_at IS NULL AND due_at <= clock_timestamp()
-    ORDER BY due_at LIMIT $1::integer FOR UPDATE SKIP LOCKED)
+    ORDER BY due_at LIMIT $1::integer FOR UPDATE SKIP LOCKED) AND {ARE_TOLD}
 """)
 
     FORGETTABLE = qualified(f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1")
@@ -184,8 +186,9 @@ WHERE {_CHOSEN}
 """)
 
     RETRY_TOPICS = qualified(f"""
+{RELAYS_TOLD}
 UPDATE onefold_outbox SET due_at = NULL, died_at = NULL, started = 0, finished = 0
-WHERE {_STOPPED} AND started = finished AND topic IN (SELECT json_array_elements_text($1::text::json))
+WHERE {_STOPPED} AND started = finished AND topic IN (SELECT json_array_elements_text($1::text::json)) AND {ARE_TOLD}
 """)
 
     STOPPED_TOPICS = qualified(f"SELECT DISTINCT topic FROM onefold_outbox WHERE {_STOPPED}")

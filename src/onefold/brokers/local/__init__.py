@@ -44,11 +44,13 @@ BUSY_S_MAX: Final = 10.0
 #: Of a consumer that is removed, rows that one statement deletes.
 REMOVED_AT_ONCE: Final = 1000
 
-#: How often an empty queue is looked at: quickly at first, then seldom. A publish in the same process wakes at once,
-#: and so does one in another process where that is heard of (Postgres): then looking is for leases that have run out.
+#: How often an empty queue is looked at: quickly at first, then seldom. A publish in the same process wakes at once.
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
-PAUSE_HEARD_S_MAX: Final = 2.0
+
+#: Where publishes of other processes are heard of, too (Postgres): each is told after its COMMIT, so that one look
+#: finds it. Further looks are for leases that have run out, and for what was told while the ear was away.
+PAUSE_HEARD_S: Final = 20.0
 
 
 class LocalBroker:
@@ -235,8 +237,9 @@ class LocalSubscription:
         if len(rows) == limit:
             self._look_at = 0.0  # there may be more; else what comes is told, or comes with the next look
         else:
-            most_s = PAUSE_HEARD_S_MAX if self._broker.news.ears else PAUSE_S_MAX
-            self._pause_s = min(most_s, max(PAUSE_S_MIN, 2 * self._pause_s))
+            self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * self._pause_s))
+            if self._broker.news.ears:
+                self._pause_s = min(PAUSE_HEARD_S, self._broker._lease_ms / 2000)
             self._look_at = time.monotonic() + self._pause_s
         return rows
 

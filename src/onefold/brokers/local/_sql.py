@@ -10,9 +10,8 @@ from typing import Final
 
 from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
+from onefold._kernel.notify_channels import DELIVERY_CHANNEL
 from onefold._kernel.pg_catalog import qualified
-
-CHANNEL: Final = "onefold_delivery"
 
 #: Postgres: what this transaction does may be lost in a crash of the server. Only a lease may: what was confirmed to a
 #: relay is marked, and forgotten, by one that outlives the server and comes back to it.
@@ -153,7 +152,7 @@ STATEMENTS: Final = {
             ORDER BY m.number
             ON CONFLICT (consumer, id) DO NOTHING
         ),
-        told AS MATERIALIZED (SELECT pg_notify('{CHANNEL}', $2::text) AS heard)
+        told AS MATERIALIZED (SELECT pg_notify('{DELIVERY_CHANNEL}', $2::text) AS heard)
         SELECT DISTINCT topic FROM onefold_subscription CROSS JOIN told
         WHERE topic IN (SELECT topic FROM sent) OR topic ~ '[*>]'
         """,
