@@ -166,6 +166,7 @@ UNNAMED = {
     "operation",
     "principal",
     "quota",
+    "work_lease_s",
 }
 
 

@@ -25,10 +25,9 @@ from onefold._app.base_app import run_flow
 from onefold._inbox.pausing import pause
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message as Sent
-from onefold._kernel.notify_channels import DELIVERY_CHANNEL
-from onefold._kernel.notify_channels import OUTBOX_CHANNEL as CHANNEL
 from onefold._kernel.runners import run_async
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, News
+from onefold._kernel.wakeup_signals import OUTBOX_CHANNEL as CHANNEL
 from onefold._worker import relay_loop, wakeup
 from onefold._worker.relay_loop import Relay
 from onefold._worker.wakeup import listening

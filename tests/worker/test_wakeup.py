@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._kernel.notify_channels import OUTBOX_CHANNEL as CHANNEL
+from onefold._kernel.wakeup_signals import OUTBOX_CHANNEL as CHANNEL
 from onefold._kernel.wakeup_signals import Signal
 from onefold._worker import wakeup
 from onefold._worker.wakeup import Notifier, ThreadNotifier

@@ -24,7 +24,6 @@ from onefold._kernel.current_transaction import handling
 from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
-from onefold._kernel.notify_channels import DELIVERY_CHANNEL
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
@@ -32,7 +31,7 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
 from onefold._kernel.tracing import tracer_of
 from onefold._kernel.typos import refuse_unknown
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, News
 from onefold._natural import natural_writes
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota

@@ -167,6 +167,7 @@ def ask_of(
             _request_locks, asked, form, plain, ours=ours, secret=secret, earlier=first, automatic=automatic
         ),
         isolation=policy.isolation,
+        work_lease_s=policy.work_lease_s,
         same=partial(is_same_request, compared),
         # onefold 0.1 compares by value what is compared by its bytes here, and a route's earlier strategy made another
         # lock: neither can be told from another payload's while it runs.

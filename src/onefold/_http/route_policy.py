@@ -67,6 +67,8 @@ class Policy:
     `operation` names a route that may move: its keys belong to this name instead of its template. A route whose
     `fingerprint` strategy changed lists its own earlier ones in `fingerprint_before`, until one retention later;
     onefold's need not be listed.
+    `lease_s` is how long a transaction of it may take; `work_lease_s` how long the process that does a request in
+    recorded steps may be silent before a retry goes on with it (None: 15, or `lease_s` where that is less).
     `isolation` is the level of the route's transaction; None keeps what the engine or the database has by default.
     `quota` is what a principal may have at most; routes with the same one are counted together.
     `conditional` says what its requests may depend on (If-Match, If-None-Match), and that its handler has it judged.
@@ -79,6 +81,7 @@ class Policy:
     strict: bool = False
     wait_s: float = 0.0
     lease_s: float = 60.0
+    work_lease_s: float | None = None
     retention_s: float = 24 * 3600.0
     expiry: Literal["new", "refuse"] = "new"
     fingerprint: Strategy = canonical_json
@@ -109,6 +112,8 @@ class Policy:
         object.__setattr__(self, "authorize_question", asked)
         _check("wait_s", self.wait_s, 0, 60)
         _check("lease_s", self.lease_s, 0.1, 24 * 3600)
+        if self.work_lease_s is not None:
+            _check("work_lease_s", self.work_lease_s, 0.1, 24 * 3600)
         _check("retention_s", self.retention_s, 1, 366 * 24 * 3600)
         _check("body_bytes_max", self.body_bytes_max, 0, 1 << 30, whole=True)
         _check("body_timeout_s", self.body_timeout_s, 0.01, 3600)
@@ -179,6 +184,7 @@ class Settings(TypedDict, total=False):
     strict: bool
     wait_s: float
     lease_s: float
+    work_lease_s: float | None
     retention_s: float
     expiry: Literal["new", "refuse"]
     fingerprint: Strategy

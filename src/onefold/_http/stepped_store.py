@@ -36,7 +36,7 @@ from onefold._kernel.effects import Acquire, BatchItem, Boundary, Fetch, Flow, I
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.runners import run_async
 from onefold._steps.attempt_guard import FOR_PERSON
-from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
+from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim, lease_of
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
@@ -133,8 +133,9 @@ class RequestWork:
             kind="request",
             operation=ask.operation,
             fingerprint=ask.fingerprint,
-            lease_s=ask.lease_s,
+            lease_s=lease_of(ask.work_lease_s, ask.lease_s),
             retention_s=ask.retention_s,
+            phase_s=ask.lease_s,
             earlier=ask.earlier,
             request=sealed,
             same=functools.partial(_is_same, ask),

@@ -120,6 +120,8 @@ class Ask(NamedTuple):
     tells_apart: bool = True
     """False where a request in flight cannot be told from another payload's: both are in flight then."""
     isolation: Isolation | None = None
+    work_lease_s: float | None = None
+    """Of requests in recorded steps: how long the process may be silent. None: as long as works have by default."""
     """What the route asks of its transaction; None: what it would have without us."""
 
     @property

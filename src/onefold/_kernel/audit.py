@@ -11,8 +11,8 @@ from typing import Any, Final
 from onefold._kernel.checkout import fetch_rows, run_batch, with_connection
 from onefold._kernel.dialects import sqlite_values
 from onefold._kernel.effects import Boundary, Statement, Value
-from onefold._kernel.notify_channels import ACTION, DELIVERY_CHANNEL, OUTBOX_CHANNEL
 from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.wakeup_signals import ACTION, DELIVERY_CHANNEL, OUTBOX_CHANNEL
 from onefold.errors import ConfigurationError
 
 #: In Postgres' words. `consumer` is empty where it is not about one.

@@ -26,8 +26,8 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.dialects import SQLITE_NOW_MS, postgres_lease, sqlite_values
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, Value
 from onefold._kernel.messages import Message
-from onefold._kernel.notify_channels import NOTIFY_RELAYS
 from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.wakeup_signals import NOTIFY_RELAYS
 from onefold._outbox.event_checks import rfc3339
 from onefold._outbox.sql import STATEMENTS
 from onefold.errors import ConfigurationError

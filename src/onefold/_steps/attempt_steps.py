@@ -190,7 +190,7 @@ class AttemptSteps:
         """Begin a transaction that has the work's row locked. Raises WorkTakenOver."""
         self._renewals.drop(held)
         begin: tuple[BatchItem, ...] = (
-            begin_at(self._isolation), *self._works.sql.opening(held.lease_s), *before, self._works.sql.lock(held),
+            begin_at(self._isolation), *self._works.sql.opening(held.phase_s), *before, self._works.sql.lock(held),
         )  # fmt: skip
         for left in reversed(range(CLAIMS_MAX)):
             try:

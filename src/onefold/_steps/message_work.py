@@ -9,7 +9,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Isolation, Statement
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.tracing import Tracer
-from onefold._steps.model import Held, WorkAsk, digest_of
+from onefold._steps.model import Held, WorkAsk, digest_of, lease_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.sql.unfinished_works import STATEMENTS
 from onefold._steps.step_telemetry import tell_steps
@@ -59,8 +59,9 @@ class MessageWork(Work):
             kind="message",
             operation=write_operation(name),
             fingerprint=digest,
-            lease_s=lease_s,
+            lease_s=lease_of(None, lease_s),
             retention_s=retention_s,
+            phase_s=lease_s,
         )
         super().__init__(
             works,

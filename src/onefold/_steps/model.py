@@ -37,6 +37,19 @@ _ASK_AGAIN_S_MAX: Final = 60.0
 _digest = partial(blake2b, digest_size=16, person=b"onefold.work")
 
 
+#: How long a process that does a work may be silent, unless it is said: renewed a third of it apart, however long the
+#: work takes. Clients that retry by default outlast it.
+WORK_LEASE_S: Final = 15.0
+
+#: How long a phase may take, unless it is said.
+PHASE_S: Final = 60.0
+
+
+def lease_of(given: float | None, phase_s: float) -> float:
+    """The lease of a work: as given, or no longer than its phases may take."""
+    return min(WORK_LEASE_S, phase_s) if given is None else given
+
+
 def digest_of(kind: WorkKind, *names: str) -> bytes:
     """The durable id of a work that is not a request: primary key of its row, and what its keys are derived from."""
     # Lengths first: no two lists of names are hashed alike.
@@ -53,7 +66,10 @@ class WorkAsk(NamedTuple):
     """What people and logs call it."""
     fingerprint: bytes
     lease_s: float
+    """How long its process may be silent before another takes it over."""
     retention_s: float
+    phase_s: float = PHASE_S
+    """How long a transaction of it, a phase, may take."""
     earlier: tuple[bytes, ...] = ()
     """What a deploy before calls the same work: one that is found there goes on under that name, and so keeps its
     derived keys."""
@@ -90,6 +106,7 @@ class Held:
     fence: int
     operation: str
     lease_s: float
+    phase_s: float = PHASE_S
     attempts: int = 1
     steps: tuple[RecordedStep, ...] = ()
     may_have_called: bool = False

@@ -12,7 +12,7 @@ from onefold._kernel.results import encode_result
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.tracing import Tracer
 from onefold._policy.ranges import require
-from onefold._steps.model import Held, WorkAsk, digest_of
+from onefold._steps.model import Held, WorkAsk, digest_of, lease_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.work_attempt import Work
@@ -53,8 +53,9 @@ class NamedWork(Work):
             kind="work",
             operation=name,
             fingerprint=prints[0],
-            lease_s=lease_s,
+            lease_s=lease_of(None, lease_s),
             retention_s=retention_s,
+            phase_s=lease_s,
             same=lambda _, fingerprint: fingerprint in prints,
         )
         super().__init__(

@@ -72,7 +72,7 @@ class Works:
             pass
         else:
             await Release()
-            return Held(ask.digest, fence, ask.operation, ask.lease_s)
+            return Held(ask.digest, fence, ask.operation, ask.lease_s, ask.phase_s)
         # Not while the error is handled: its traceback refers to SQLite's connection, which would be closed for that.
         await rollback_and_release()
         return None
@@ -112,7 +112,9 @@ class Works:
         if finished:
             return Done(digest, steps, _bytes(result))
         await Batch((self.sql.take(digest, fence, ask.lease_s), *unless, Boundary.COMMIT))
-        return Held(digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, may_have_called=True)
+        return Held(
+            digest, fence + 1, ask.operation, ask.lease_s, ask.phase_s, attempts + 1, steps, may_have_called=True
+        )
 
     async def give_back(self, held: Held, *, tried: bool = True) -> None:
         """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was

@@ -23,11 +23,10 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.fork_and_loop import Process
-from onefold._kernel.notify_channels import ACTION, OUTBOX_CHANNEL
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import ACTION, OUTBOX_CHANNEL, News
 from onefold.db._threaded import ThreadedDatabase
 from onefold.errors import OnefoldError
 

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import Message
-from onefold._kernel.notify_channels import ARE_TOLD, RELAYS_TOLD
 from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.wakeup_signals import ARE_TOLD, RELAYS_TOLD
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
 from onefold._outbox.event_checks import write_headers
 from onefold._outbox.schema import bucket_of

@@ -10,8 +10,8 @@ from typing import Final
 
 from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
-from onefold._kernel.notify_channels import DELIVERY_CHANNEL
 from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL
 
 #: Postgres: what this transaction does may be lost in a crash of the server. Only a lease may: what was confirmed to a
 #: relay is marked, and forgotten, by one that outlives the server and comes back to it.
