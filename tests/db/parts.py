@@ -33,8 +33,9 @@ from onefold._observe.activity import statements as activity_statements
 from onefold._observe.activity.history import last_hour, read_activity
 from onefold._observe.activity.writing import forget_activity
 from onefold._outbox import status_report
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, make_due_claimable
+from onefold._outbox.relay_session import RelaySession
 from onefold._outbox.retention import forget as forget_published
 from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS

@@ -10,7 +10,8 @@ import pytest
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import read
 from onefold._outbox.destinations import PROBE_ROWS, Destinations
-from onefold._outbox.relay_session import RelaySession, make_due_claimable
+from onefold._outbox.due_events import make_due_claimable
+from onefold._outbox.relay_session import RelaySession
 from onefold._outbox.status_report import report, retry
 from onefold.errors import BrokerUnavailable, MessageRefused
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened

@@ -12,8 +12,8 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.runners import run_async
 from onefold._outbox.claimed_rows import assign_buckets, read, rounds
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import make_due_claimable
 from onefold.errors import (
     BrokerUnavailable,
     ConfigurationError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onefold._outbox.relay_session import make_due_claimable
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.status_report import report, retry
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
 from tests.outbox.relaying import Stage, refusing

@@ -14,8 +14,9 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import ClaimedRow
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, Sent, make_due_claimable
+from onefold._outbox.relay_session import RelaySession, Sent
 from onefold._outbox.retention import forget
 from onefold.errors import (
     StoreError,

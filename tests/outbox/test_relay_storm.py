@@ -17,7 +17,8 @@ import pytest
 from onefold._kernel.effects import Boundary
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import COLUMNS, read
-from onefold._outbox.relay_session import RelaySession, make_due_claimable
+from onefold._outbox.due_events import make_due_claimable
+from onefold._outbox.relay_session import RelaySession
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import MessageRefused
 from tests.outbox.relaying import ScriptedBroker, Stage

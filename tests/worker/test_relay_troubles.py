@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onefold._kernel.messages import Confirm, Message
-from onefold._worker import relay_loop
+from onefold._worker import broker_watch
 from onefold.errors import BrokerError, BrokerUnavailable, ConnectionLost
 from onefold.telemetry import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
@@ -154,7 +154,7 @@ async def test_a_broker_that_does_not_answer_is_told_once_and_by_health(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lease is renewed beside the wait, which looks healthy for as long as a broker may take."""
-    monkeypatch.setattr(relay_loop, "STILL_S", 0.3)
+    monkeypatch.setattr(broker_watch, "STILL_S", 0.3)
     answering = asyncio.Event()
 
     async def wait() -> None:

@@ -169,8 +169,7 @@ def ask_of(
         isolation=policy.isolation,
         work_lease_s=policy.work_lease_s,
         same=partial(is_same_request, compared),
-        # onefold 0.1 compares by value what is compared by its bytes here, and a route's earlier strategy made another
-        # lock: neither can be told from another payload's while it runs.
+        # onefold 0.1 compares large bodies by value; an earlier strategy made another lock. It may be another payload.
         tells_apart=not policy.fingerprint_before and not (naming.earlier_records and ours and is_large(body)),
     )
 

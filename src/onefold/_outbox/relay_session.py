@@ -20,7 +20,7 @@ duplicate. A row that kills its relay was noted in `trying`: it is sent alone fr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple
@@ -389,21 +389,3 @@ class RelaySession:
             batch.append(self._sql.mark_failed(self.relay, sent.failures))
         # One statement commits by itself, beside the consumers that have the events by now.
         await Batch(tuple(batch) if len(batch) == 1 else (Boundary.BEGIN, *batch, Boundary.COMMIT))
-
-
-async def make_due_claimable(
-    dialect: str, *, limit: int = 1000, made: Callable[[], object] = lambda: None
-) -> float | None:
-    """Rows whose time has come may be claimed, at most `limit`, and `made` is called where there are some; in how many
-    seconds the next is due, if there is one."""
-    sql = STATEMENTS[dialect]
-
-    async def work() -> float | None:
-        rows = await Fetch(sql.next_due())
-        if rows and rows[0][0] <= 0:
-            await Batch((Boundary.BEGIN, sql.make_due_claimable(limit), Boundary.COMMIT))
-            made()
-            rows = await Fetch(sql.next_due())
-        return max(0.0, rows[0][0] / 1000) if rows else None
-
-    return await with_connection(work)

@@ -68,8 +68,6 @@ class WorkAsk(NamedTuple):
     lease_s: float
     """How long its process may be silent before another takes it over."""
     retention_s: float
-    phase_s: float = PHASE_S
-    """How long a transaction of it, a phase, may take."""
     earlier: tuple[bytes, ...] = ()
     """What a deploy before calls the same work: one that is found there goes on under that name, and so keeps its
     derived keys."""
@@ -77,6 +75,8 @@ class WorkAsk(NamedTuple):
     """What it takes to do the work again without its caller."""
     same: Callable[[bytes, bytes], bool] | None = None
     """Whether a work with this digest and fingerprint has the same input; None: if the fingerprints agree."""
+    phase_s: float = PHASE_S
+    """How long a transaction of it, a phase, may take."""
 
     @property
     def names(self) -> tuple[bytes, ...]:

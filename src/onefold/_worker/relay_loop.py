@@ -10,17 +10,15 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
-from onefold._kernel.executors import BrokerExecutor
 from onefold._kernel.ids import new_id
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.message_trace import system_of
-from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, tell
@@ -40,15 +38,17 @@ from onefold._kernel.tracing import tracer_of
 from onefold._kernel.wakeup_signals import News, Signal
 from onefold._outbox.claimed_rows import DIED_OF
 from onefold._outbox.confirms import PublishRows, publish_rows
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.endpoint_copies import EndpointsOf
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, Sent, make_due_claimable
+from onefold._outbox.relay_session import RelaySession, Sent
 from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
 from onefold._outbox.sending_trace import publish_traced
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
 from onefold._worker.backlog_measuring import measure_outbox, measuring
+from onefold._worker.broker_watch import BrokerWatch, RelayExecutor
 from onefold._worker.cancellation import Interrupted, resist
 from onefold._worker.wakeup import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
@@ -74,56 +74,9 @@ SWEEP_EVERY_S: Final = 300.0
 #: How often a relay looks, at least, whether recurring events are due.
 FIRE_EVERY_S: Final = 30.0
 
-#: How long a broker may leave a call unanswered before the relay counts as standing still: webhooks take their time.
-STILL_S: Final = 300.0
-
 _AT_ONCE: Final = float("-inf")
 
 _log = logging.getLogger("onefold.relay")
-
-
-class _BrokerWatch:
-    """Since when the broker has not answered, while it is asked for something."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._told = False
-
-    @property
-    def waited_s(self) -> float:
-        return 0.0 if self._since is None else time.monotonic() - self._since
-
-    def note(self) -> None:
-        """Log, once for each wait, that it takes too long."""
-        if self.waited_s > STILL_S and not self._told:
-            self._told = True
-            _log.error(
-                "the broker has not answered for %.0f s: what was sent to it waits, and the relay stands still until "
-                "it answers. Restart the process, and give the broker's client a time-out",
-                self.waited_s,
-            )
-
-    def __enter__(self) -> None:
-        self._since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        if self._told:
-            _log.warning("the broker has answered after %.0f s", self.waited_s)
-        self._since, self._told = None, False
-
-
-class _RelayExecutor(BrokerExecutor[Any]):
-    """A broker's client that is cancelled elsewhere has failed. Taken for a stop, that would end the relay."""
-
-    __slots__ = ("_broker_watch",)
-
-    def __init__(self, database: AsyncDatabase[Any], broker: Broker, broker_watch: _BrokerWatch) -> None:
-        super().__init__(database, broker)
-        self._broker_watch = broker_watch
-
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        with self._broker_watch:
-            return await resist(super().publish(messages))
 
 
 class Relay:
@@ -181,14 +134,14 @@ class Relay:
         self._rebalance_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
         self._looked_for_due_at = _AT_ONCE
         self._turned_at = time.monotonic()
-        self._broker_watch = _BrokerWatch()
+        self._broker_watch = BrokerWatch()
 
     @property
     def idle_s(self) -> float:
         """How many seconds ago it last looked for events, or tried whether what had paused it is over; or since when
         its broker has not answered, where that is too long."""
-        waited_s = self._broker_watch.waited_s
-        return waited_s if waited_s > STILL_S else time.monotonic() - self._turned_at
+        still_s = self._broker_watch.stands_still_s
+        return time.monotonic() - self._turned_at if still_s is None else still_s
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until stopped; then finish what is in flight and hand the buckets over.
@@ -394,7 +347,7 @@ class Relay:
         return session
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, _RelayExecutor(self._database, self._broker, self._broker_watch))
+        return await run_async(flow, RelayExecutor(self._database, self._broker, self._broker_watch))
 
     async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease runs out; tell it the first time."""

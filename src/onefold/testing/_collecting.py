@@ -9,8 +9,9 @@ from uuid import uuid4
 
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Confirm, Message
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, make_due_claimable
+from onefold._outbox.relay_session import RelaySession
 
 Collect: TypeAlias = Callable[[Sequence[Message]], Sequence[Confirm]]
 
