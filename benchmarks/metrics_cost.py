@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import permutations
 from statistics import median
 from time import process_time_ns
 from typing import Final, Literal
@@ -99,10 +100,10 @@ async def _measure(place: str, rounds: int, say: Callable[[str], None]) -> list[
         for side in sides:
             await side.application.post_all(WARM_UP, start=number)
             number += WARM_UP
+        orders = tuple(permutations(sides))  # so that none always follows the same one
         for turn in range(rounds):
             say(f"round {turn + 1} of {rounds}")
-            shift = turn % len(sides)
-            for side in (*sides[shift:], *sides[:shift]):
+            for side in orders[turn % len(orders)]:
                 for subject in SUBJECTS:
                     await side.serve(subject, number)
                 number += BLOCK
