@@ -54,7 +54,7 @@ class Shop:
             raise HTTPException(409)
 
         @app.post("/steps")
-        @once.idempotent(required=True, lease_s=600)
+        @once.idempotent(required=True, lease_s=600, work_lease_s=600)
         async def steps(steps: Steps) -> str:
             await steps.call("charge", self._charge)
             return "done"
