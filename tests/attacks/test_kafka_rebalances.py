@@ -118,7 +118,7 @@ class Shop:
             await once.close()
 
 
-@pytest.mark.parametrize("order", ["none", "strict"])
+@pytest.mark.parametrize("order", [pytest.param("none", marks=pytest.mark.soak), "strict"])
 async def test_members_come_and_go_during_slow_handlers(
     postgres_dsn: str, kafka: PrivateKafka | GivenKafka, order: str
 ) -> None:

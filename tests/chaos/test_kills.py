@@ -20,16 +20,17 @@ from tests.chaos.places import Place
 from tests.chaos.stages import PATIENCE_S, Findings, Stage, filled, relayed, take_over, take_over_consumers
 from tests.support.crash import Crossing, never_struck
 
-#: The pairs, and how many crossings of each verb and edge are struck; None: all. One pair is struck everywhere, the
-#: first Postgres and the first server twice of a kind, the others once; the rest is for `make soak`.
+#: The pairs, and how many crossings of each verb and edge are struck; None: all. One pair is struck three times of a
+#: kind, the first Postgres and the first server twice, the others once; the rest is for `make soak`.
 PAIRS = [
-    ("sqlite+local", None),
+    ("sqlite+local", 3),
     ("postgres+nats", 2),
     *((pair, 1) for pair in ("postgres+local", "sqlite+nats", "postgres+valkey", "postgres+rabbitmq")),
     *(pytest.param(pair, 2, marks=pytest.mark.soak) for pair in ("postgres+kafka", "sqlite+kafka", "sqlite+rabbitmq")),
     *(
         pytest.param(pair, None, marks=pytest.mark.soak)
         for pair in (
+            "sqlite+local",
             "postgres+nats",
             "postgres+local",
             "sqlite+nats",

@@ -43,13 +43,13 @@ def run(*command: str) -> tuple[int, str]:
 
 
 def test_on_one_sqlite_file_nothing_is_lost_and_nothing_happens_twice() -> None:
-    code, said = run(*DEMO, "--orders", "40", "--seconds", "4", "--kills", "5")
+    code, said = run(*DEMO, "--orders", "25", "--seconds", "3", "--kills", "4")
     assert "Nothing was lost, and nothing happened twice." in said
     assert code == 0
 
 
 def test_on_postgres_and_nats_nothing_is_lost_and_nothing_happens_twice() -> None:
-    code, said = run(*DEMO, "--orders", "40", "--seconds", "4", "--kills", "7", "--servers")
+    code, said = run(*DEMO, "--orders", "25", "--seconds", "3", "--kills", "5", "--servers")
     assert "Nothing was lost, and nothing happened twice." in said
     assert code == 0
 
@@ -97,7 +97,7 @@ def run_with(bug: dict[str, str]) -> tuple[int, str]:
         "import sys\n"
         "from rich.console import Console\n"
         "from examples.shop.demo import SERVICES, Plan, run\n"
-        f"plan = Plan(orders=30, seconds=2.0, kills=0, seed=7, services={{**SERVICES, **{bug}}})\n"
+        f"plan = Plan(orders=15, seconds=1.0, kills=0, seed=7, services={{**SERVICES, **{bug}}})\n"
         "sys.exit(run(plan, Console(width=200)))\n"
     )
     return run("-c", program)

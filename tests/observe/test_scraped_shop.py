@@ -129,10 +129,9 @@ class Shop:
         self.once = AsyncOnefold(self.database)
 
     async def order(self, amount: int = 1, key: str | None = None) -> int:
-        wanted = {"card": "good", "amount": amount}
-        answer = await self.client.post(
-            "/orders", json=wanted, headers={"idempotency-key": f'"{key or next(self._keys)}"'}
-        )
+        key = key or f"order-{next(self._keys)}"
+        wanted = {"cart": key, "card": "good", "amount": amount}
+        answer = await self.client.post("/orders", json=wanted, headers={"idempotency-key": f'"{key}"'})
         return answer.status_code
 
     async def start(self, *arguments: str, at: str = "", name: str = "") -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +125,13 @@ class Naive:
         self.defect, self.path = defect, path
         self.answers: dict[str, tuple[bytes, bytes]] = {}
         self.meeting = threading.Barrier(4)
+        self.turns = nullcontext() if defect == "races" else threading.Lock()
 
     def answer(self, key: str, body: bytes) -> Response:
+        with self.turns:
+            return self._find_or_make(key, body)
+
+    def _find_or_make(self, key: str, body: bytes) -> Response:
         if self.defect != "forgets" and key in self.answers:
             kept, stored = self.answers[key]
             if kept != body and self.defect != "mixes up":

@@ -89,7 +89,14 @@ def test_a_shop_that_onefold_protects_passes(
     with serving(database, *command) as url:
         others = ("--other-header", f"Authorization: Bearer {OTHER_API_KEY}", "--other-url", f"{url}/gifts")
         answer = onefold(
-            *("verify", f"{url}/orders", "--body", '{"card": "{{run}}", "amount": {{n}}}', "--duplicates", "4"),
+            *(
+                "verify",
+                f"{url}/orders",
+                "--body",
+                '{"cart": "{{unique}}", "card": "{{run}}", "amount": {{n}}}',
+                "--duplicates",
+                "4",
+            ),
             *(("--count", count) if counted else ()),
             *("--header", f"Authorization: Bearer {API_KEY}", "--header", "Correlation-Id: of-the-probe"),
             *(others if skipped == NOT_ASKED else ()),

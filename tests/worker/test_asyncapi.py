@@ -198,7 +198,7 @@ def test_a_pattern_is_an_address_with_parameters(sqlite_path: Path) -> None:
 def test_what_cannot_be_declared_is_refused(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path)
     once.publishes("order.placed")
-    with pytest.raises(ConfigurationError, match="said twice"):
+    with pytest.raises(ConfigurationError, match="declared twice"):
         once.publishes("order.placed", Order)
     with pytest.raises(ConfigurationError, match="pydantic cannot read a message's data as Opaque"):
         once.publishes("order.shipped", Opaque)
