@@ -45,7 +45,8 @@ def test_a_program_prints_what_its_page_says(program: str, name: str, run: str, 
     assert name == run
     (tmp_path / f"{name}.py").write_text(program)
     # Both streams in one, as a terminal shows them: what a program logs is part of what its reader sees.
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # Users have few plugins of pytest; those of our own tests take seconds to load.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = fork_server().run(f"{name}.py", cwd=tmp_path, environment=environment, one_stream=True, within_s=PATIENCE_S)
     assert (_comparable(ran.stdout), ran.returncode) == (_comparable(printed), 0)
 
