@@ -46,7 +46,7 @@ class TransactionMisused(ProgrammerError):
 
 
 class AuthenticationBroken(ProgrammerError):
-    """The application's `authorize` or `principal` function failed: nothing stored was looked at, nothing was done."""
+    """The application's `authorize` or `principal` function failed. Nothing was done, and a retry may succeed."""
 
     slug = "authentication-broken"
     title = "The application could not find out who is asking"

@@ -145,3 +145,8 @@ def test_the_command_for_private_servers_says_what_it_cannot_do(words: tuple[str
     ran = fork_server().run("-m", "onefold.testing.servers", *words, within_s=PATIENCE_S)
     assert ran.returncode == 2
     assert said in ran.stderr
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("")
+    assert "'app.py' is a file, and a folder is wanted" in one_line(onefold("init", "app.py", cwd=tmp_path))

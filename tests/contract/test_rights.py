@@ -79,6 +79,7 @@ def test_c39_a_principal_that_fails_names_itself_and_shows_nothing(backend: Back
     backend.serve(settings={"principal": failing_principal})
     for broken in (backend.post(key='"k"'), status(backend)):
         assert (broken.status, broken.problem) == (500, "authentication-broken")
+        assert (broken.json["retryable"], broken.header("retry-after")) == (True, "1")
         assert "principal function" in broken.json["detail"]
         assert "failing_principal" in broken.json["detail"]
         assert b"planted secret" not in broken.body

@@ -84,8 +84,12 @@ def _other_lines(need: CapacityNeed, held_ms: float) -> list[tuple[str, str, str
         ("connections", f"{need.connections:,}", f"each held for {held_ms:g} ms, twice as many as are busy"),
         ("cores of Postgres", f"{need.database_cores:,}", "busy at 60 %"),
         ("application processes", f"{need.application_processes:,}", "a core each, busy at 60 %"),
-        ("relays", f"{need.relays:,}", "one of them to spare"),
-        ("consumer processes", f"{need.consumer_processes:,}", "one of them to spare; a twentieth with batch handlers"),
+        ("relays", f"{need.relays:,}", "one of them to spare" if need.relays else "no events"),
+        (
+            "consumer processes",
+            f"{need.consumer_processes:,}",
+            "one of them to spare; a twentieth with batch handlers" if need.consumer_processes else "no events",
+        ),
     ]
 
 

@@ -29,6 +29,8 @@ def command(
     """Write an application to begin with, its tests and its README. A file that is there is never overwritten."""
     starter = Starter(framework=framework, database=database, broker=broker)
     texts = starter.write()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"{str(folder)!r} is a file, and a folder is wanted: onefold init orders")
     there = [name for name in texts if (folder / name).exists()]
     if there:
         raise ConfigurationError(

@@ -9,6 +9,7 @@ from onefold._http.request import Headers, Response
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold.errors import (
     AnsweredError,
+    AuthenticationBroken,
     OnefoldError,
     OutcomeUnknowable,
     OutcomeUnknown,
@@ -37,6 +38,8 @@ _STORE_DETAILS: dict[type[StoreError], str] = {
 }
 
 
+_ASK_AGAIN_S = 1.0
+
 #: No mistake of a single request: clients meet it whenever such a release is deployed, and the log says what to do.
 _CHANGED_DETAIL = (
     "This request was begun before the application was changed, and cannot be completed as the application is now. "
@@ -55,6 +58,8 @@ def problem(error: OnefoldError, *, described_by: str | None = None) -> Response
         return response._replace(headers=response.headers + error.headers) if error.headers else response
     if isinstance(error, WorkChanged):
         return _response(500, error.slug, error.title, _CHANGED_DETAIL, False, None, described_by)
+    if isinstance(error, AuthenticationBroken):  # most often what it asks is away, and nothing was done
+        return _response(500, error.slug, error.title, str(error), True, _ASK_AGAIN_S, described_by)
     if isinstance(error, ProgrammerError):
         return _response(500, error.slug, error.title, str(error), False, None, described_by)
     title = "The request could not be completed"

@@ -279,6 +279,8 @@ class _Ear:
         try:
             yield
         finally:
+            # A probe that is cut off costs its connection, of which psycopg's pool warns: it is given time to end.
+            await asyncio.wait([proving], timeout=_UNLISTEN_S)
             proving.cancel()
             await asyncio.gather(proving, return_exceptions=True)
             self._news.ears.discard(self)

@@ -29,7 +29,7 @@ from onefold.testing.crashing import CommitEdge, ProcessCrashed, crash_at_commit
 __all__ = ["ContractBroken", "assert_idempotent"]
 
 _RACERS_MAX: Final = 64
-_SHOWN_BYTES: Final = 200
+_SHOWN_BYTES: Final = 1000
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.02
 
