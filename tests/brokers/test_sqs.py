@@ -150,6 +150,33 @@ async def look(broker: SqsBroker) -> Sequence[Any]:
     return broker._queues
 
 
+async def test_headers_nested_too_deeply_are_malformed_and_the_batch_arrives(moto: PrivateMoto) -> None:
+    async with opened(moto, fifo=False) as broker:
+        subscription = await broker.subscribe("billing", [TOPIC])
+        [queue] = await look(broker)
+        nested = {"onefold-headers": {"DataType": "String", "StringValue": "[" * 100_000}}
+        moto.client("sqs").send_message(QueueUrl=queue.url, MessageBody="hello", MessageAttributes=nested)
+        assert await broker.publish([message(1)]) == [None]
+        found = [*await subscription.receive(2, PATIENCE_S)]
+        while len(found) < 2:
+            found += await subscription.receive(2, PATIENCE_S)
+        assert {each.data: each.message for each in found} == {b"hello": None, b"{}": message(1)}
+
+
+async def test_a_prefix_that_begins_as_another_does_has_queues_of_its_own(moto: PrivateMoto) -> None:
+    prefix = f"t{secrets.token_hex(3)}"
+    async with opened(moto, prefix=prefix) as shop, opened(moto, prefix=f"{prefix}-staging") as staging:
+        await staging.subscribe("billing", [TOPIC])
+        [refused] = await shop.publish([message()])
+        assert isinstance(refused, TopicNotSubscribed)
+        assert await shop.remove("billing") is None
+        await shop.unsubscribe("billing", [TOPIC])
+        [seen] = await staging.subscriptions([])
+        assert (seen.consumer, seen.topics, seen.waiting) == ("billing", (TOPIC,), 0)
+        with pytest.raises(ConfigurationError, match="'billing' has it"):  # of the same name
+            await shop.subscribe("staging-billing", [TOPIC])
+
+
 async def test_standard_queues_discard_nothing_and_take_as_much(moto: PrivateMoto) -> None:
     async with opened(moto, fifo=False) as broker:
         subscription = await broker.subscribe("billing", [TOPIC])

@@ -119,12 +119,13 @@ def _headers_of(attributes: Mapping[str, str]) -> dict[str, str]:
     """Our own in one attribute; those of other producers, one each."""
     headers = dict(attributes)
     try:
-        ours = json.loads(headers.get(_HEADERS, "null"))
-    except ValueError:
+        found = json.loads(headers.get(_HEADERS, "null"))
+        ours = {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
+    except (ValueError, RecursionError):  # the latter: nested too deeply
         return headers
-    if isinstance(ours, dict):
+    if ours is not None:
         del headers[_HEADERS]
-        headers |= {str(name): str(value) for name, value in ours.items()}
+        headers |= ours
     return headers
 
 

@@ -223,7 +223,7 @@ class SqsBroker:
                 page = {"NextToken": listed["NextToken"]}
             ours = [url for url in urls if url.endswith(".fifo") == self._fifo]
             found = await asyncio.gather(*(self._read_tags(url) for url in ours))
-            self._queues = [queue for queue in found if queue is not None]
+            self._queues = [queue for queue in found if queue is not None and self._is_ours(queue)]
             self._looked_at = time.monotonic()
 
     async def _read_tags(self, url: str) -> ConsumerQueue | None:
@@ -232,6 +232,10 @@ class SqsBroker:
             return queue_of(url, (await self._calls.call("list_queue_tags", QueueUrl=url)).get("Tags", {}))
         except QueueMissing:
             return None
+
+    def _is_ours(self, queue: ConsumerQueue) -> bool:
+        """The queues of the prefix "shop-staging" are listed for "shop", too."""
+        return queue.url.rpartition("/")[2] == queue_name(self._prefix, queue.consumer, fifo=self._fifo)
 
     def _forget_queues(self) -> None:
         self._looked_at = float("-inf")
