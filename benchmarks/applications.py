@@ -114,7 +114,7 @@ def asyncpg_valkey(place: str, pool_size: int) -> Starlette:
 
 def valkey_cache() -> RedisCache:
     # A worker that is busy for a tenth of a second is no failure of the server: what is measured is the cache in use.
-    return RedisCache(os.environ[VALKEY], secret=b"bench" * 8, timeout_s=2.0)
+    return RedisCache(os.environ[VALKEY], secret=b"bench" * 8, namespace="bench", timeout_s=2.0)
 
 
 def asyncpg_textbook(place: str, pool_size: int) -> Starlette:

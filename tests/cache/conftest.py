@@ -36,7 +36,9 @@ def make_cache(request: pytest.FixtureRequest) -> MakeCache:
         return MemoryCache
     server: PrivateValkey = request.getfixturevalue("valkey")
     # All that a test opens stands before the same answers, and no other test's.
-    return partial(RedisCache, server.url, secret=SECRET, prefix=f"test-{uuid4().hex}", timeout_s=5.0)
+    return partial(
+        RedisCache, server.url, secret=SECRET, namespace="orders", prefix=f"test-{uuid4().hex}", timeout_s=5.0
+    )
 
 
 @pytest.fixture

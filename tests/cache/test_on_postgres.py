@@ -34,7 +34,8 @@ async def test_a_record_is_repeated_for_as_long_as_postgres_keeps_it_and_no_long
         if isinstance(event, CacheLooked):
             looks.append(event.outcome)
 
-    make = MemoryCache if kind == "memory" else partial(RedisCache, valkey.url, secret=SECRET, timeout_s=5.0)
+    redis = partial(RedisCache, valkey.url, secret=SECRET, namespace="orders", timeout_s=5.0)
+    make = MemoryCache if kind == "memory" else redis
     once = AsyncOnefold(postgres_dsn, principal=single_principal, cache=make(ttl_s=3600.0), listener=hear)
     await once.migrate()
     assert once._layer.cached is not None

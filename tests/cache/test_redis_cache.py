@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from onefold._idempotency.cache.cache_entry import SKEW_MS, entry_key, read_entry, write_entry
 from onefold._idempotency.model import Record
+from onefold._kernel.executors import ThreadExecutor
 from onefold.caches import RedisCache
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, ProgrammerError
 
 URL = "redis://:hunter2@127.0.0.1:6379/0"
 SECRET = b"s" * 32
@@ -67,6 +69,8 @@ def test_an_entry_opens_for_no_other_key_database_secret_or_time(record: Record)
         (URL, {}, "secret"),
         (URL, {"secret": b"short"}, "5 bytes.* must be 32 bytes or more"),
         (URL, {"secret": "s" * 32}, "a str"),
+        (URL, {"secret": SECRET, "namespace": ""}, "namespace=''.*one name for one database"),
+        (URL, {"secret": SECRET, "namespace": None}, "namespace=None"),
         (URL, {"secret": SECRET, "ttl_s": 0}, "ttl_s"),
         (URL, {"secret": SECRET, "timeout_s": 60}, "timeout_s"),
         (URL, {"secret": SECRET, "prefix": "a b"}, "prefix"),
@@ -79,12 +83,18 @@ def test_an_entry_opens_for_no_other_key_database_secret_or_time(record: Record)
 )
 def test_wrong_settings_are_refused_where_they_are_written(url: Any, written: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named) as refused:
-        RedisCache(url, **written)
+        RedisCache(url, **{"namespace": "orders", **written})
     assert "p[w" not in str(refused.value)
 
 
+def test_a_database_without_a_name_is_refused() -> None:
+    missing: dict[str, Any] = {"secret": SECRET}
+    with pytest.raises(ConfigurationError, match="namespace"):
+        RedisCache(URL, **missing)
+
+
 def test_neither_secret_nor_password_is_shown() -> None:
-    shown = repr(RedisCache(URL, secret=SECRET))
+    shown = repr(RedisCache(URL, secret=SECRET, namespace="orders"))
     assert "hunter2" not in shown
     assert "sss" not in shown
 
@@ -92,4 +102,16 @@ def test_neither_secret_nor_password_is_shown() -> None:
 def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'onefold\[redis\]'"):
-        RedisCache(URL, secret=SECRET)
+        RedisCache(URL, secret=SECRET, namespace="orders")
+
+
+def test_what_a_thread_cannot_await_is_named_without_its_arguments() -> None:
+    """A cache is given records: an answer must not be in an error, which is logged."""
+
+    async def store(answer: bytes) -> None:
+        raise AssertionError("not awaited")
+
+    executor: ThreadExecutor[Any] = ThreadExecutor(cast(Any, None))
+    with pytest.raises(ProgrammerError, match=r"store is an async function") as refused:
+        executor.call(partial(store, b"4111-1111"))
+    assert "4111" not in str(refused.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,9 +49,16 @@ def prefix() -> str:
 
 @contextmanager
 def opened(
-    colour: Colour, database: Path, server: PrivateValkey, prefix: str, *, timeout_s: float = 5.0, **how: Any
+    colour: Colour,
+    database: Path,
+    server: PrivateValkey,
+    prefix: str,
+    *,
+    timeout_s: float = 5.0,
+    namespace: str = "orders",
+    **how: Any,
 ) -> Iterator[Stage]:
-    cache = RedisCache(server.url, secret=SECRET, prefix=prefix, timeout_s=timeout_s)
+    cache = RedisCache(server.url, secret=SECRET, namespace=namespace, prefix=prefix, timeout_s=timeout_s)
     with Stage(colour, database, cache, **how) as stage:
         yield stage
 
@@ -145,6 +153,24 @@ def test_two_applications_on_two_databases_do_not_answer_each_others_retries(
         assert (one.effects, other.effects) == (1, 1)
         assert one.post("k1").content == mine.content
         assert other.post("k1").content == theirs.content
+
+
+@pytest.mark.parametrize("namespace", ["orders", "payments"])
+def test_two_databases_that_cannot_be_told_apart_are_told_apart_by_their_names(
+    namespace: str, colour: Colour, sqlite_path: Path, valkey: PrivateValkey, prefix: str
+) -> None:
+    """Two containers: one path, and made in the same second. With one name for both (the control) they cannot be."""
+    with opened(colour, sqlite_path, valkey, prefix) as one:
+        mine = one.post("k1")
+    with sqlite3.connect(sqlite_path) as connection:  # as the other's database is
+        connection.execute("DELETE FROM onefold_record")
+        connection.execute("DELETE FROM payment")
+    connection.close()
+    with opened(colour, sqlite_path, valkey, prefix, namespace=namespace) as other:
+        theirs = other.post("k1")
+        mixed_up = namespace == "orders"
+        assert ("idempotent-replayed" in theirs.headers, theirs.content == mine.content) == (mixed_up, mixed_up)
+        assert other.effects == (0 if mixed_up else 1)
 
 
 def test_a_server_that_is_full_is_read_and_not_written(

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, Look, Maybe
 from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_entry, write_entry
 from onefold._idempotency.model import Record
-from onefold._kernel.arguments import named_settings
+from onefold._kernel.arguments import named_settings, show
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.extras import missing_extra
@@ -54,6 +54,7 @@ _REST_BYTES_MAX: Final = 4096
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
 _SECRET_BYTES_MIN: Final = 32
+_NAME: Final = re.compile(r"[\w.:{}-]{1,100}", re.ASCII)
 _LOG_EVERY_S: Final = 60.0
 
 _log = logging.getLogger("onefold.requests")
@@ -63,16 +64,18 @@ _log = logging.getLogger("onefold.requests")
 @dataclass(frozen=True, slots=True)
 class RedisCache:
     """Completed answers on a server of Redis or Valkey, which all processes of an application share:
-    `AsyncOnefold(..., cache=RedisCache("redis://127.0.0.1:6379/0", secret=secret))`.
+    `AsyncOnefold(..., cache=RedisCache("redis://127.0.0.1:6379/0", secret=secret, namespace="orders"))`.
 
-    `secret` (32 bytes or more, the same in all processes) is what the application knows its own entries by. `ttl_s` is
-    how long an answer is repeated without asking the database again. The server has `timeout_s` to answer; then the
+    `secret` (32 bytes or more, the same in all processes) is what the application knows its own entries by.
+    `namespace` is the name of the database: one name for one database, the same in all processes that use it. `ttl_s`
+    is how long an answer is repeated without asking the database again. The server has `timeout_s` to answer; then the
     database is asked. At most `connections_max` connections per process and loop.
     """
 
     url: str = field(repr=False)
     _: KW_ONLY
     secret: bytes = field(repr=False)
+    namespace: str
     prefix: str = "onefold-answer"
     ttl_s: float = TTL_S
     answer_bytes_max: int = ANSWER_BYTES_MAX
@@ -92,7 +95,14 @@ class RedisCache:
                 f"RedisCache(secret=...) is {what}: it must be {_SECRET_BYTES_MIN} bytes or more (os.urandom(32), kept "
                 "where your other secrets are, the same in all processes): an answer on the server is believed by it"
             )
-        if not re.fullmatch(r"[\w.:{}-]{1,100}", str(self.prefix), re.ASCII):
+        name: object = self.namespace
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"RedisCache(namespace={show(name)}): must be 1 to 100 letters, digits and . : {{ }} _ -, one name "
+                "for one database, the same in all processes that use it: two databases with one name may answer each "
+                "other's retries"
+            )
+        if not _NAME.fullmatch(str(self.prefix)):
             raise ConfigurationError(f"RedisCache(prefix={self.prefix!r}): must be letters, digits and . : {{ }} _ -")
         require("ttl_s", self.ttl_s, least=0.001, most=86_400)
         require("answer_bytes_max", self.answer_bytes_max, least=0, most=1 << 28, whole=True)
@@ -142,7 +152,8 @@ class RedisAnswers:
         return self._key is not None
 
     def bind(self, database: bytes) -> None:
-        self._key = entry_key(self._settings.secret, database)
+        # The name stands first: what a database tells of itself (path, time) another one may tell, too. It has no NUL.
+        self._key = entry_key(self._settings.secret, self._settings.namespace.encode() + b"\0" + database)
 
     def look(self, digest: bytes, mark_s: float | None) -> Maybe[Look]:
         name = self._name(digest)

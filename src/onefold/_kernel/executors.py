@@ -119,7 +119,7 @@ class ThreadExecutor(Generic[H]):
         if inspect.iscoroutine(result):
             result.close()
             raise ProgrammerError(
-                f"{function!r} is an async function, but this request runs on a thread; pass a plain function, "
+                f"{name_of(function)} is an async function, but this request runs on a thread; pass a plain function, "
                 "or use AsyncOnefold"
             )
         return result

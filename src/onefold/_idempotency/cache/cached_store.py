@@ -56,7 +56,8 @@ _LAST_S: Final = 0.1
 
 _FAILED: Final = Look("failed")
 
-#: What tells a database from another that an application may have: when its tables were made, and what it is called.
+#: What a database tells of itself: when its tables were made, and what it is called. Two can tell the same (containers
+#: whose files have one path, made in one second), so that users name theirs, too (`RedisCache(namespace=...)`).
 _IDENTITY: Final = {
     "postgres": qualified(
         "SELECT current_database()::text, extract(epoch FROM applied_at)::text FROM onefold_migration "
