@@ -16,7 +16,9 @@ DOCS = SOURCE.parents[1] / "docs"
 
 def test_pages_are_listed_and_printed() -> None:
     listed = [line.split()[0] for line in onefold("docs").stdout.splitlines()]
-    assert listed == sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md"))
+    pages = [str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")]
+    assert listed == sorted(["readme", *pages])
+    assert onefold("docs", "README").stdout == (DOCS.parent / "README.md").read_text()
     assert "why/why-409" in listed
     assert onefold("docs", "metrics").stdout == (DOCS / "metrics.md").read_text()
     assert onefold("docs", "docs/Metrics.md").stdout == (DOCS / "metrics.md").read_text()

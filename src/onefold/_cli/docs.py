@@ -48,9 +48,10 @@ def command(
 def find_pages() -> dict[str, Traversable]:
     """Each page by its name: in the installed package, or in the checkout that this is run from."""
     folder = files("onefold") / "_docs"
-    if not folder.is_dir():
-        folder = Path(onefold.__file__).parents[2] / "docs"
-    return dict(sorted(_pages_below(folder, "")))
+    if folder.is_dir():
+        return dict(sorted(_pages_below(folder, "")))
+    root = Path(onefold.__file__).parents[2]
+    return dict(sorted((("readme", root / "README.md"), *_pages_below(root / "docs", ""))))
 
 
 def _pages_below(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
