@@ -110,13 +110,15 @@ class Stage:
         if self.colour == "asyncio":
             return self._runner.run(self._post_all(list(asked), path))
 
-        def post(each: tuple[str, object, str]) -> httpx.Response:
-            key, body, account = each
-            with httpx.Client(transport=httpx.WSGITransport(self._app), base_url="http://shop", timeout=None) as client:
-                return client.post(path, json=body, headers=_headers(key, account))
-
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(post, asked, timeout=PATIENCE_S))
+            return list(pool.map(lambda each: self.post_here(*each, path=path), asked, timeout=PATIENCE_S))
+
+    def post_here(
+        self, key: str, body: object = BODY, account: str = "acme", *, path: str = "/payments"
+    ) -> httpx.Response:
+        """On threads: on this one."""
+        with httpx.Client(transport=httpx.WSGITransport(self._app), base_url="http://shop", timeout=None) as client:
+            return client.post(path, json=body, headers=_headers(key, account))
 
     async def _post_all(self, asked: list[tuple[str, object, str]], path: str) -> list[httpx.Response]:
         transport = httpx.ASGITransport(self._app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from onefold.caches import MemoryCache, RedisCache
 from onefold.telemetry import CacheLooked, Event
 from onefold.testing.servers import PrivateValkey
 from tests.cache.conftest import CACHES, SECRET
+from tests.db.roles import create_login, dsn_of
 
 
 async def pay(scope: Any, receive: Any, send: Any) -> None:
@@ -68,3 +70,41 @@ async def test_a_record_is_repeated_for_as_long_as_postgres_keeps_it_and_no_long
     finally:
         await connection.close()
         await once.close()
+
+
+async def test_a_role_that_may_not_read_which_database_it_is_is_told_once_and_gets_its_answers(
+    postgres_dsn: str, valkey: PrivateValkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, CacheLooked):
+            looks.append(event.outcome)
+
+    owner = AsyncOnefold(postgres_dsn, principal=single_principal)
+    await owner.migrate()
+    await owner.close()
+    role = f"shop_{secrets.token_hex(6)}"
+    create_login(role, postgres_dsn)
+    cache = RedisCache(valkey.url, secret=SECRET, namespace="orders", timeout_s=5.0)
+    once = AsyncOnefold(dsn_of(role, postgres_dsn), principal=single_principal, cache=cache, listener=hear)
+    connection = await asyncpg.connect(postgres_dsn)
+    transport: Any = httpx.ASGITransport(once.asgi(pay, {"POST /payments": once.policy(required=True)}))
+    try:
+        await connection.execute("CREATE TABLE payment (id integer GENERATED ALWAYS AS IDENTITY)")
+        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON onefold_record, payment TO {role}")
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+
+            async def post() -> int:
+                return (await client.post("/payments", headers={"idempotency-key": "k1"})).status_code
+
+            assert [await post(), await post()] == [201, 201]
+            assert looks == ["skipped", "skipped"]
+            assert caplog.text.count("SELECT on onefold_migration (`onefold docs postgres`)") == 1
+            await connection.execute(f"GRANT SELECT ON onefold_migration TO {role}")
+            assert [await post(), await post()] == [201, 201]
+            assert looks[2:] == ["miss", "hit"]
+    finally:
+        await once.close()
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await connection.close()

@@ -13,6 +13,7 @@ from typing import Any, Final
 from onefold import AsyncOnefold, StepOptions
 from onefold._client.journal.flow import Journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
+from onefold._idempotency.cache.cached_store import identify
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
 from onefold._inbox import discard_and_skip, failed_messages, pausing, redrive, registry
@@ -186,6 +187,11 @@ async def clock(database: AsyncDatabase[Any]) -> None:
         while await _run(database, timetable.fire()) is None or fired is None:
             [seen] = await _run(database, schedules("postgres"))
             fired = seen.fired_ms
+
+
+async def answer_cache(database: AsyncDatabase[Any]) -> None:
+    """A shared cache learns which database it stands before."""
+    assert await _run(database, identify("postgres"))
 
 
 async def activity(database: AsyncDatabase[Any]) -> None:

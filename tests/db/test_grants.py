@@ -104,6 +104,7 @@ CASES = {
     "application": Case("shop_api", _alone(parts.requests, parts.events)),
     "cancellations": Case("shop_cancellations", _alone(parts.cancellations)),
     "recurring events": Case("shop_clock", _alone(parts.clock)),
+    "answer cache": Case("shop_cache", _alone(parts.answer_cache)),
     "steps": Case("shop_steps", _alone(parts.steps)),
     "effects of sagas": Case("shop_sagas", _alone(parts.effects)),
     "reaper": Case("shop_reaper", _alone(parts.reaper), (parts.requests, parts.finished_works)),

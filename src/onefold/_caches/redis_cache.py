@@ -22,7 +22,6 @@ from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_e
 from onefold._idempotency.model import Record
 from onefold._kernel.arguments import named_settings, show
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
-from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.extras import missing_extra
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.redaction import redact
@@ -109,8 +108,8 @@ class RedisCache:
         require("timeout_s", self.timeout_s, least=0.001, most=5)
         require("connections_max", self.connections_max, least=1, most=10_000, whole=True)
 
-    def open_answers(self) -> RedisAnswers:
-        return RedisAnswers(self)
+    def open_answers(self, *, asynchronous: bool) -> RedisAnswers:
+        return RedisAnswers(self, asynchronous=asynchronous)
 
 
 def _check_url(url: object) -> None:
@@ -134,10 +133,12 @@ class RedisAnswers:
         self,
         settings: RedisCache,
         *,
+        asynchronous: bool,
         monotonic: Callable[[], float] = monotonic_s,
         wall: Callable[[], int] = wall_ms,
     ) -> None:
         self._settings = settings
+        self._asynchronous = asynchronous
         self._monotonic = monotonic
         self._wall_ms = wall
         self._key: bytes | None = None
@@ -192,8 +193,6 @@ class RedisAnswers:
         if client is not None:
             with suppress(Exception):
                 client.close()
-        if runs_a_loop():
-            in_background(self.aclose())
 
     async def aclose(self) -> None:
         for client in self._on_loops.take():
@@ -210,13 +209,13 @@ class RedisAnswers:
     # --- one question ---------------------------------------------------------------------------------------
 
     def _ask(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, skipped: T) -> Maybe[T]:
-        """Ask the server, wherever this is called, unless it is left alone."""
+        """Ask the server, unless it is left alone. A thread of `Onefold` waits, though it may run a loop."""
         permit = self._breaker.admit(self._monotonic())
         if isinstance(permit, Refused) or self._key is None:
             if isinstance(permit, Permit):
                 self._breaker.excuse(permit)
             return skipped
-        if runs_a_loop():
+        if self._asynchronous:
             return self._await(send, read, failed, permit)
         try:
             found = send(self._on_this_thread())

@@ -14,7 +14,7 @@ from onefold._kernel.telemetry.cache_events import LookOutcome, StoreOutcome
 
 T = TypeVar("T")
 
-#: On a thread the value itself, on a loop what gives it when it is awaited.
+#: For `Onefold` the value itself, for `AsyncOnefold` the value or what gives it when it is awaited.
 Maybe: TypeAlias = Awaitable[T] | T
 
 #: How much longer an erased key may be replayed, and how late at most what another process stored is seen.
@@ -62,11 +62,11 @@ class AnswerCache(Protocol):
         ...
 
     def close(self) -> None:
-        """What was opened on threads, and on the running loop, if there is one."""
+        """What `Onefold` has opened."""
         ...
 
     async def aclose(self) -> None:
-        """`close`, and wait for what was opened on the running loop."""
+        """What `AsyncOnefold` has opened on the running loop."""
         ...
 
 
@@ -74,4 +74,6 @@ class AnswerCache(Protocol):
 class CacheSettings(Protocol):
     """What users give: a cache that each application opens for itself, so that no two share their answers."""
 
-    def open_answers(self) -> AnswerCache: ...
+    def open_answers(self, *, asynchronous: bool) -> AnswerCache:
+        """`asynchronous`: its application awaits what the cache gives. Else it gives values, on any thread."""
+        ...

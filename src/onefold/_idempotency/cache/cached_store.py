@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from onefold._idempotency.cache.answer_cache import AnswerCache, CacheSettings, Look
@@ -42,11 +41,11 @@ from onefold._idempotency.record_matching import judge_records
 from onefold._idempotency.store import Store
 from onefold._kernel.arguments import show
 from onefold._kernel.checkout import fetch_rows, with_connection
-from onefold._kernel.effects import Call, Now, Statement
+from onefold._kernel.effects import Call, Flow, Now, Statement
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
-from onefold.errors import ConfigurationError, OnefoldError
+from onefold.errors import ConfigurationError, OnefoldError, StatementRefused
 
 #: How long a mark may keep a waiting request from asking the database again.
 WATCH_S: Final = 0.5
@@ -76,16 +75,22 @@ class CachedStore:
     """The store of one request."""
 
     __slots__ = (
-        "_asked_at", "_cache", "_dialect", "_listener", "_marked", "_operation", "_store", "_wait_s",
+        "_asked_at", "_bind", "_cache", "_listener", "_marked", "_operation", "_store", "_wait_s",
         "_waits_until",
     )  # fmt: skip
 
     def __init__(
-        self, store: Store, cache: AnswerCache, dialect: str, operation: str, wait_s: float, listener: Listener | None
+        self,
+        store: Store,
+        cache: AnswerCache,
+        bind: Callable[[], Flow[None]],
+        operation: str,
+        wait_s: float,
+        listener: Listener | None,
     ) -> None:
         self._store = store
         self._cache = cache
-        self._dialect = dialect
+        self._bind = bind
         self._operation = operation
         self._wait_s = wait_s
         self._listener = listener
@@ -144,7 +149,7 @@ class CachedStore:
     async def _find(self, ask: Ask) -> Claim | None:
         """What the cache knows. None: the database is asked."""
         if not self._cache.bound:
-            await bind(self._cache, self._dialect)
+            await self._bind()
         mark_s = ask.lease_s if self._wait_s > 0 and self._waits_until is None else None
         look: Look = await self._ask(functools.partial(self._cache.look, ask.digest, mark_s), _FAILED)
         self._marked |= mark_s is not None and look.outcome == "miss"
@@ -188,18 +193,17 @@ def _judge(ask: Ask, record: Record) -> Claim | None:
         return None
 
 
-async def bind(cache: AnswerCache, dialect: str) -> None:
-    """Tell a cache which database it stands before. What cannot be found out now is asked again by the next request,
-    and the cache keeps out of this one."""
-    with suppress(OnefoldError):
-        [row] = await with_connection(lambda: fetch_rows(Statement(_IDENTITY[dialect])))
-        cache.bind("\0".join(map(str, row)).encode())
+async def identify(dialect: str) -> bytes | None:
+    """What the database tells of itself; None: nothing, its table of migrations is empty."""
+    for row in await with_connection(lambda: fetch_rows(Statement(_IDENTITY[dialect]))):
+        return "\0".join(map(str, row)).encode()
+    return None
 
 
 class CachedStores:
     """Makes the store of each request, for one application."""
 
-    __slots__ = ("_asynchronous", "_dialect", "_listener", "cache")
+    __slots__ = ("_asynchronous", "_dialect", "_listener", "_warned", "cache")
 
     def __init__(self, given: object, dialect: str, listener: Listener | None, *, asynchronous: bool) -> None:
         """`given`: by the user."""
@@ -208,13 +212,40 @@ class CachedStores:
                 f"cache={show(given)} is not an answer cache: give one of onefold.caches, as in "
                 "cache=onefold.caches.MemoryCache(), or None"
             )
-        self.cache = given.open_answers()
+        self.cache = given.open_answers(asynchronous=asynchronous)
         self._dialect = dialect
         self._listener = listener
         self._asynchronous = asynchronous
+        self._warned = False
 
     def __call__(self, store: Store, operation: str, wait_s: float) -> CachedStore:
-        return CachedStore(store, self.cache, self._dialect, operation, wait_s, self._listener)
+        return CachedStore(store, self.cache, self.bind, operation, wait_s, self._listener)
+
+    async def bind(self) -> None:
+        """Tell the cache which database it stands before. What cannot be found out now is asked again by the next
+        request, and the cache keeps out of this one."""
+        try:
+            database = await identify(self._dialect)
+        except StatementRefused as error:
+            self._warn(f"the database does not let it read onefold_migration ({error})")
+        except OnefoldError:  # the database is away, or not migrated: the request itself will say so
+            return
+        else:
+            if database is None:
+                self._warn("onefold_migration has no rows, though `onefold migrate` writes one for each version")
+            else:
+                self.cache.bind(database)
+
+    def _warn(self, why: str) -> None:
+        """Once: each request might say it."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the answer cache is not used, and the database is asked each time, for the cache cannot find out "
+                "which database it stands before: %s; on Postgres the role of the application needs SELECT on "
+                "onefold_migration (`onefold docs postgres`)",
+                why,
+            )
 
     def close(self) -> Any:
         """As its application is closed: it is awaited, or not."""
@@ -223,7 +254,7 @@ class CachedStores:
     async def forget(self, digests: Sequence[bytes]) -> None:
         """An operator has erased what is stored under these digests, and COMMIT was answered."""
         if not self.cache.bound:
-            await bind(self.cache, self._dialect)
+            await self.bind()
         if not await Call(functools.partial(self.cache.forget, digests)):
             _log.warning(
                 "the answer cache could not be told that %s was erased: it may be replayed until its ttl_s is over",
