@@ -4,6 +4,7 @@ their tags. On moto, which proves plumbing."""
 from __future__ import annotations
 
 import secrets
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -216,6 +217,21 @@ async def test_a_queue_that_was_deleted_is_made_again_by_its_consumer(moto: Priv
         assert found.message == message(1)
 
 
+@pytest.mark.parametrize("code", ["AccessDenied", "InvalidAttributeValue", "QueueDoesNotExist"])
+async def test_a_deleted_queue_that_cannot_be_made_yet_is_waited_for(code: str) -> None:
+    """BrokerUnavailable is what consumers wait through; any other error has them subscribe again, or ends them."""
+    session = Scripted(get_queue_url=lambda **_: {"QueueUrl": "http://q/onefold-billing.fifo"})
+    broker = SqsBroker(f"sqs://{REGION}", session=session)
+    await broker.open()
+    subscription = await broker.subscribe("billing", [TOPIC])
+    gone = failing("QueueDoesNotExist")
+    session.answers |= {"receive_message": gone, "get_queue_url": gone, "create_queue": failing(code, "CreateQueue")}
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable, match=f"tried again.*{code}"):
+            await subscription.receive(1, PATIENCE_S)
+    await broker.close()
+
+
 async def test_more_topics_than_a_queue_has_tags_for_are_refused(moto: PrivateMoto) -> None:
     async with opened(moto) as broker:
         await broker.subscribe("billing", [TOPIC])
@@ -265,17 +281,18 @@ async def test_each_entry_of_a_batch_has_its_own_answer() -> None:
             {"Id": "1", "SenderFault": True, "Code": "InvalidMessageContents", "Message": "m"},
             {"Id": "2", "SenderFault": False, "Code": "InternalError", "Message": "m"},
             {"Id": "3", "SenderFault": True, "Code": "RequestThrottled", "Message": "m"},
+            {"Id": "5", "SenderFault": True, "Code": "KmsAccessDenied", "Message": "m"},
         ]
         here = {each["Id"] for each in Entries}
         return {
-            "Successful": [{"Id": name} for name in here - {"1", "2", "3", "4"}],
+            "Successful": [{"Id": name} for name in here - {"1", "2", "3", "4", "5"}],
             "Failed": [each for each in failed if each["Id"] in here],
         }
 
     answers = await publish_scripted(15, send)
-    assert [type(answer) for answer in answers[1:5]] == [MessageRefused] + [BrokerUnavailable] * 3
+    assert [type(answer) for answer in answers[1:6]] == [MessageRefused] + [BrokerUnavailable] * 4
     assert answers[0] is None
-    assert answers[5:] == [None] * 10
+    assert answers[6:] == [None] * 9
 
 
 @pytest.mark.parametrize(
@@ -285,12 +302,14 @@ async def test_each_entry_of_a_batch_has_its_own_answer() -> None:
         ("AWS.SimpleQueueService.NonExistentQueue", BrokerUnavailable),
         ("ExpiredToken", BrokerUnavailable),
         ("InternalFailure", BrokerUnavailable),
-        ("AccessDenied", MessageRefused),
+        ("AccessDenied", BrokerUnavailable),
+        ("KMS.AccessDeniedException", BrokerUnavailable),
         ("AWS.SimpleQueueService.BatchRequestTooLong", MessageRefused),
     ],
 )
 async def test_a_call_that_fails_is_the_answer_of_all_its_entries(code: str, kind: type[Exception]) -> None:
-    assert [type(answer) for answer in await publish_scripted(2, failing(code))] == [kind, kind]
+    answers = await publish_scripted(2, failing(code))
+    assert [isinstance(answer, kind) for answer in answers] == [True, True]
 
 
 async def test_missing_rights_and_credentials_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,9 +332,23 @@ async def test_missing_rights_and_credentials_are_told_at_the_start(monkeypatch:
 
 async def test_an_endpoint_that_is_away_is_unavailable_and_no_text_has_a_secret() -> None:
     session = boto3.Session(aws_access_key_id="hunter1", aws_secret_access_key="hunter2", aws_session_token="hunter3")
+    url = f"sqs://{REGION}?endpoint=http://hunter4:hunter5@{HOST}:1"
     with pytest.raises(BrokerUnavailable) as told:
-        await SqsBroker(f"sqs://{REGION}?endpoint=http://{HOST}:1", session=session).open()
-    assert "hunter" not in str(told.value)
+        await SqsBroker(url, session=session).open()
+    assert "EndpointConnectionError" in str(told.value)
+    assert "hunter" not in "".join(traceback.format_exception(told.value))
+
+
+async def test_an_answer_that_quotes_the_signed_request_is_not_repeated() -> None:
+    """As AWS answers a wrong signature: with the request's headers, its session token among them."""
+
+    def fail(**_: Any) -> Any:
+        quoted = "The Canonical String should have been 'POST x-amz-security-token:hunter3'"
+        raise ClientError({"Error": {"Code": "InvalidSignatureException", "Message": quoted}}, "ListQueues")
+
+    with pytest.raises(BrokerUnavailable, match="InvalidSignatureException") as told:
+        await SqsBroker(f"sqs://{REGION}", session=Scripted(list_queues=fail)).open()
+    assert "hunter" not in "".join(traceback.format_exception(told.value))
 
 
 def test_queues_of_consumers_have_names_of_their_own() -> None:

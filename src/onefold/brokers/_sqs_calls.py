@@ -1,7 +1,8 @@
 """Calls of SQS from asyncio: boto3's client blocks, so each call is made on a thread, and its errors become ours.
 
-Invariant: no text has a credential in it. What botocore says of an error names neither keys nor tokens; where it found
-no credentials at all, this says so.
+Invariant: no text has a credential in it, and no error is chained to one that has. botocore quotes the endpoint, which
+may have a password, and AWS answers a wrong signature with the request's headers, the session's token among them: such
+errors are told by their names.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from onefold.errors import BrokerError, BrokerUnavailable, ConfigurationError, M
 #: Calls at a time; those that wait for messages have threads of their own.
 _THREADS: Final = 8
 _MISSING: Final = ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue")
+#: In the codes of SQS and of KMS.
+_DENIED: Final = "AccessDenied"
 #: What the same request would be told again, whenever it is made.
 _FINAL: Final = frozenset(
     {
-        "AccessDenied",
-        "AccessDeniedException",
         "InvalidMessageContents",
         "InvalidParameterValue",
         "InvalidAttributeValue",
@@ -45,6 +46,10 @@ _FINAL: Final = frozenset(
 
 class QueueMissing(BrokerError):
     """The queue of the call is not there."""
+
+
+class RightMissing(BrokerUnavailable):
+    """These credentials may not make the call; no message is at fault, and the right may be given while it waits."""
 
 
 class SqsCalls:
@@ -81,7 +86,8 @@ class SqsCalls:
             self._threads = ThreadPoolExecutor(_THREADS, "onefold-sqs")
 
     async def call(self, operation: str, *, on: ThreadPoolExecutor | None = None, **parameters: Any) -> Any:
-        """The answer. Raises QueueMissing, MessageRefused where it would be refused again, BrokerUnavailable."""
+        """The answer. Raises QueueMissing, RightMissing, MessageRefused where it would be refused again,
+        BrokerUnavailable."""
         client, threads = self._client, on or self._threads
         if client is None or threads is None:
             raise self.unavailable("this broker is closed; call open()")
@@ -102,8 +108,8 @@ class SqsCalls:
     def verdict(self, failed: Mapping[str, Any]) -> MessageRefused | BrokerUnavailable:
         """What one entry of a batch has failed with."""
         why = f"{failed.get('Code')}: {failed.get('Message', '')}"
-        # SQS takes too many requests for a fault of their sender.
-        if failed.get("SenderFault") and "Throttl" not in why:
+        # SQS takes too many requests, and a right that is missing, for a fault of their sender.
+        if failed.get("SenderFault") and not any(each in why for each in ("Throttl", _DENIED)):
             return MessageRefused(f"{self._name}: {why}")
         return self.unavailable(why)
 
@@ -112,11 +118,15 @@ class SqsCalls:
             return method(**parameters)
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
+            told = f"{self._name}: {error.operation_name} failed: {code}"
             if code in _MISSING:
-                raise QueueMissing(f"{self._name}: {error}") from error
+                raise QueueMissing(told) from None
+            # Of these two AWS says which parameter or right it is, after it took the signature: it quotes no header.
+            if _DENIED in code:
+                raise RightMissing(f"{self._name}: {error}") from error
             if code.rpartition(".")[2] in _FINAL:
                 raise MessageRefused(f"{self._name}: {error}") from error
-            raise self.unavailable(error) from error
+            raise BrokerUnavailable(told) from None
         except NoCredentialsError as error:
             raise ConfigurationError(
                 f"{self._name}: boto3 finds no credentials: set AWS_PROFILE, give the process a role, or give "
@@ -125,4 +135,4 @@ class SqsCalls:
         except ParamValidationError as error:
             raise MessageRefused(f"{self._name}: {error}") from error
         except (BotoCoreError, OSError) as error:
-            raise self.unavailable(error) from error
+            raise self.unavailable(type(error).__name__) from None

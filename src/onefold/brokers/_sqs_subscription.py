@@ -115,7 +115,10 @@ class SqsSubscription:
                 MessageSystemAttributeNames=["ApproximateReceiveCount"],
             )
         except QueueMissing as error:
-            await self._make_again()
+            try:
+                await self._make_again()
+            except (BrokerError, ConfigurationError) as why:  # SQS makes none of the same name within a minute
+                raise BrokerUnavailable(f"the queue is gone, and making it is tried again: {why}") from why
             raise BrokerUnavailable(f"the queue was gone, and is made again: {error}") from error
         except (MessageRefused, ConfigurationError) as error:  # it was right at the start
             raise BrokerUnavailable(str(error)) from error

@@ -23,7 +23,7 @@ from onefold._kernel.redaction import redact
 from onefold._kernel.topics import matches_any
 from onefold._policy.ranges import require
 from onefold.brokers._addresses import check_address
-from onefold.brokers._sqs_calls import QueueMissing, SqsCalls
+from onefold.brokers._sqs_calls import QueueMissing, RightMissing, SqsCalls
 from onefold.brokers._sqs_entries import SqsEntry, entry_of, pack
 from onefold.brokers._sqs_queues import ConsumerQueue, queue_name, queue_of, tag_of, topic_tags
 from onefold.brokers._sqs_subscription import SqsSubscription
@@ -112,7 +112,7 @@ class SqsBroker:
             await self._look()
         except BaseException as error:
             await self.close()
-            if isinstance(error, MessageRefused):
+            if isinstance(error, MessageRefused | RightMissing):
                 raise ConfigurationError(str(error)) from error
             raise
 
@@ -154,7 +154,7 @@ class SqsBroker:
             raise ConfigurationError(f"consumer={consumer!r} has no topics: name those it shall get")
         try:
             url = await self._make_queue(consumer, topics)
-        except MessageRefused as error:
+        except (MessageRefused, RightMissing) as error:
             raise ConfigurationError(f"consumer {consumer!r} cannot have its queue: {error}") from error
         self._forget_queues()
         subscription = SqsSubscription(
