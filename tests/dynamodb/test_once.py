@@ -13,6 +13,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.config import Config
 from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
@@ -134,6 +136,73 @@ def test_an_answer_that_stays_lost_is_unknown_and_the_key_decides(table: DynamoT
     assert count(client, orders) == 1
 
 
+@contextmanager
+def answering(client: Any, code: str, status: int, *, written: bool) -> Iterator[None]:
+    """The first send arrives, where `written`, and its answer is lost; those after it have this error."""
+    sends = 0
+
+    def answer(request: Any, **_: Any) -> Any:
+        nonlocal sends
+        sends += 1
+        if sends == 1:
+            if written:
+                URLLib3Session().send(request)
+            raise ReadTimeoutError(endpoint_url=request.url)
+        body = json.dumps({"__type": f"x#{code}", "message": "m"}).encode()
+        headers: Any = {"content-type": "application/x-amz-json-1.0"}
+        found: Any = AWSResponse(request.url, status, headers, None)
+        found._content = body
+        return found
+
+    client.meta.events.register("before-send.dynamodb.TransactWriteItems", answer)
+    try:
+        yield
+    finally:
+        client.meta.events.unregister("before-send.dynamodb.TransactWriteItems", answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("ThrottlingException", 400),
+        ("TransactionInProgressException", 400),
+        ("ServiceUnavailable", 503),
+        ("InternalFailure", 500),
+        ("ExpiredTokenException", 400),
+    ],
+)
+def test_an_error_of_a_second_send_says_nothing_of_the_first_and_the_record_does(
+    table: DynamoTable, orders: str, moto: PrivateMoto, code: str, status: int
+) -> None:
+    config = Config(retries={"total_max_attempts": 2, "mode": "standard"})
+    client = moto.session.client("dynamodb", endpoint_url=moto.url, config=config)
+    twice = DynamoTable(table.name, client=client, source="shop")
+    with answering(client, code, status, written=True):
+        assert place(twice, orders).outcome == "run"
+    with answering(client, code, status, written=False), pytest.raises(OutcomeUnknown, match=code):
+        place(twice, orders, key="k2")
+    assert place(twice, orders, key="k2").outcome == "run"
+
+
+def test_a_throttle_of_the_only_send_is_busy(table: DynamoTable, orders: str, client: Any) -> None:
+    class Once(Throttled):
+        def transact_write_items(self, **_: Any) -> Any:
+            answer: Any = {
+                "Error": {"Code": "ThrottlingException", "Message": "m"},
+                "ResponseMetadata": {"RetryAttempts": 0, "HTTPStatusCode": 400},
+            }
+            raise ClientError(answer, "TransactWriteItems")
+
+    with pytest.raises(StoreBusy):
+        place(DynamoTable(table.name, client=Once(client, ()), source="shop"), orders)
+
+
+def test_a_conflict_at_the_key_is_busy_whatever_the_items_met(table: DynamoTable, orders: str, client: Any) -> None:
+    met = Throttled(client, ("TransactionConflict", "ConditionalCheckFailed", "None"))
+    with pytest.raises(StoreBusy, match="TransactionConflict"):
+        place(DynamoTable(table.name, client=met, source="shop"), orders)
+
+
 class Throttled:
     """A client that is cancelled so often, for these reasons."""
 
@@ -226,6 +295,25 @@ def test_a_sealed_answer_is_read_with_the_ring_and_after_its_rotation(
         place(table, orders)
 
 
+def test_a_table_with_a_sealer_refuses_an_answer_that_is_not_sealed(
+    orders: str, client: Any, table: DynamoTable
+) -> None:
+    ring = Keyring({"a": b"a" * 32}, write="a")
+    place(table, orders)
+    with pytest.raises(ConfigurationError, match=r"'k1' is not sealed.*unsealed_answers=True"):
+        place(DynamoTable(table.name, client=client, source="shop", sealer=ring), orders)
+    moving = DynamoTable(table.name, client=client, source="shop", sealer=ring, unsealed_answers=True)
+    assert place(moving, orders).outcome == "replay"
+
+
+@pytest.mark.parametrize("wrong", ["key", "principal", "operation"])
+@pytest.mark.parametrize("value", ["", 5, None])
+def test_who_asks_for_what_under_which_key_is_text(table: DynamoTable, wrong: str, value: Any) -> None:
+    given: dict[str, Any] = {"key": "k", "principal": "acme", "operation": "o", wrong: value}
+    with pytest.raises(ProgrammerError, match=f"{wrong}={value!r} must be a str"):
+        table.once(request={}, **given)
+
+
 def test_a_missing_table_is_told_with_the_way_out(client: Any, orders: str) -> None:
     with pytest.raises(SchemaMissing, match=r"create\(\)"):
         place(DynamoTable("not-there", client=client, source="shop"), orders)
@@ -246,6 +334,18 @@ def test_insert_once_tells_created_from_same_and_different(table: DynamoTable, o
     assert table.insert_once(orders, other, on="id", compare=False).outcome.value == "existing"
     with pytest.raises(ProgrammerError, match="no 'key'"):
         table.insert_once(orders, order, on="key")
+
+
+def test_insert_once_on_what_is_not_the_partition_key_overwrites_nothing(
+    table: DynamoTable, orders: str, client: Any
+) -> None:
+    table.insert_once(orders, {"id": "ord-1", "total": 1}, on="id")
+    with pytest.raises(ProgrammerError, match=r"partition key of the table is 'id'.*on='id'"):
+        table.insert_once(orders, {"id": "ord-1", "number": 2}, on="number")
+    found = client.get_item(TableName=orders, Key={"id": {"S": "ord-1"}})["Item"]
+    assert found == {"id": {"S": "ord-1"}, "total": {"N": "1"}}
+    with pytest.raises(SchemaMissing):
+        table.insert_once("not-there", {"id": "1"}, on="id")
 
 
 class Turns:

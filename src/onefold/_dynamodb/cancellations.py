@@ -2,6 +2,9 @@
 themselves.
 
 A transaction that is cancelled has written nothing, and has a reason for each action, in their order.
+
+boto3 sends again by itself, and shows the last error only: a throttle of the second send says nothing of the first,
+which may have been written and its answer lost.
 """
 
 from __future__ import annotations
@@ -36,7 +39,6 @@ _BUSY: Final = frozenset(
         "ProvisionedThroughputExceededException",
         "RequestLimitExceeded",
         "TransactionConflictException",
-        "TransactionInProgressException",
         "ReplicatedWriteConflictException",
     }
 )
@@ -89,13 +91,29 @@ def _translate(error: ClientError, what: str, *, writes: bool) -> OnefoldError:
         return SchemaMissing(
             f"{text}. Is the table there, in this region? DynamoTable(...).create() makes onefold's own"
         )
-    if code in _BUSY:
-        return StoreBusy(text)
     if code in _REFUSED:
         return StatementRefused(text)
-    if code == "InternalServerError" and writes:
-        return OutcomeUnknown(text)
+    if writes and not _was_not_written(response, code):
+        return OutcomeUnknown(f"{text}; an earlier send of it may have been written")
+    if code in _BUSY:
+        return StoreBusy(text)
     return StoreUnavailable(text)
+
+
+def _was_not_written(response: Mapping[str, Any], code: str) -> bool:
+    """Whether DynamoDB has turned away the only send. Its 5xx leave that open, and so does a transaction in progress,
+    which is an earlier send of the same call."""
+    sent = response.get("ResponseMetadata", {})
+    return (
+        code not in ("TransactionInProgressException", "InternalServerError")
+        and sent.get("RetryAttempts") == 0
+        and int(sent.get("HTTPStatusCode", 500)) < 500
+    )
+
+
+def was_answered(unknown: OutcomeUnknown) -> bool:
+    """Whether DynamoDB is there to be asked what became of the call."""
+    return isinstance(unknown.__cause__, ClientError)
 
 
 def judge_cancelled(reasons: Sequence[Mapping[str, Any]], what: str) -> OnefoldError | KeyTaken:
@@ -103,6 +121,12 @@ def judge_cancelled(reasons: Sequence[Mapping[str, Any]], what: str) -> OnefoldE
     stood against it."""
     if reasons and reasons[0].get("Code") == CONDITION_FAILED:
         return KeyTaken(reasons[0].get("Item", {}))
+    codes = [str(reason.get("Code")) for reason in reasons if reason.get("Code") not in (None, "None")]
+    texts = "; ".join(str(reason.get("Message")) for reason in reasons if reason.get("Message"))
+    said = f"{what}: cancelled by DynamoDB ({', '.join(codes)}): {texts}"
+    if reasons and reasons[0].get("Code") in _PASSING:
+        # Whether the key has a record was not looked at: another call of it may be what the items' conditions met.
+        return StoreBusy(said)
     for index, reason in enumerate(reasons[1:]):
         if reason.get("Code") == CONDITION_FAILED:
             return ItemRefused(
@@ -110,7 +134,4 @@ def judge_cancelled(reasons: Sequence[Mapping[str, Any]], what: str) -> OnefoldE
                 index=index,
                 item=read_item(reason["Item"]) if reason.get("Item") else None,
             )
-    codes = [str(reason.get("Code")) for reason in reasons if reason.get("Code") not in (None, "None")]
-    texts = "; ".join(str(reason.get("Message")) for reason in reasons if reason.get("Message"))
-    said = f"{what}: cancelled by DynamoDB ({', '.join(codes)}): {texts}"
     return StoreBusy(said) if codes and set(codes) <= _PASSING else StatementRefused(said)

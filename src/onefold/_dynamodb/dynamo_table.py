@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
-from onefold._dynamodb.cancellations import KeyTaken, ask, judge_cancelled
+from onefold._dynamodb.cancellations import KeyTaken, ask, judge_cancelled, was_answered
 from onefold._dynamodb.item_values import check_sizes, read_item, write_action, write_item
 from onefold._idempotency.encryption import Sealer, peppers_of
 from onefold._idempotency.fingerprint import Asked, canonical_json, fingerprint
@@ -30,7 +30,15 @@ from onefold._kernel.write_results import Inserted, InsertOutcome
 from onefold._outbox.event_checks import serialise
 from onefold._outbox.write import Outbox
 from onefold._policy.ranges import require
-from onefold.errors import ConfigurationError, KeyReused, ProgrammerError, RowDiffers, StoreError
+from onefold.errors import (
+    ConfigurationError,
+    KeyReused,
+    OnefoldError,
+    OutcomeUnknown,
+    ProgrammerError,
+    RowDiffers,
+    StoreError,
+)
 
 INDEX: Final = "outbox"
 #: Of the requests that keys are compared by.
@@ -76,10 +84,12 @@ class DynamoTable:
         retention_s: float = 86_400.0,
         shards: int = 8,
         sealer: Sealer | None = None,
+        unsealed_answers: bool = False,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """`source` names the service in its events. `retention_s` is for how long a key is remembered, by this host's
-        clock. Answers are sealed with `sealer`, a `Keyring`. `shards` is into how many parts the index of events is
+        clock. Answers are sealed with `sealer`, a `Keyring`; `unsealed_answers=True` reads those that were stored
+        before there was one, too: for one retention, no longer. `shards` is into how many parts the index of events is
         divided: it may grow, and must not shrink while events wait."""
         require("retention_s", retention_s, least=60, most=10 * 366 * 86_400)
         require("shards", shards, least=1, most=256, whole=True)
@@ -93,7 +103,10 @@ class DynamoTable:
         self._outbox = Outbox(dialect="sqlite", source=source)
         self._retention_s = retention_s
         self._sealer = sealer
+        self._unsealed_answers = unsealed_answers
         self._now_s = now_s
+        #: The partition keys of the tables of `insert_once`, which do not change while a table lives.
+        self._partition_keys = {name: "pk"}
 
     def create(self) -> None:
         """Make the table, its index and its time to live, where it is missing, and wait for it."""
@@ -144,7 +157,8 @@ class DynamoTable:
         `request` is what is asked for (JSON, or bytes): the same key with another one is KeyReused. `items` are actions
         of TransactWriteItems, with plain values: {"Put": {"TableName": ..., "Item": {...}}}. A condition of theirs that
         does not hold is ItemRefused. Throttles and conflicts are StoreBusy: nothing was written, call again. A lost
-        answer is OutcomeUnknown: call again with the same key, and the record decides."""
+        answer, and a throttle of what boto3 has sent more than once, are OutcomeUnknown where the record is not found:
+        call again with the same key, and the record decides."""
         intent = self._intent(key, request, principal, operation)
         what = f"once({key!r}) on table {self.name!r}"
         # Names this call, for DynamoDB and for us: when the client sends it again because the answer was lost, DynamoDB
@@ -185,28 +199,53 @@ class DynamoTable:
             ask(lambda: self._transact(actions, call, what), what, writes=True)
         except KeyTaken as taken:
             return self._judge(intent, read_item(taken.item), call)
+        except OutcomeUnknown as unknown:
+            item = self._find_after(unknown, intent, what)
+            if item is None:
+                raise
+            return self._judge(intent, item, call)
         return OnceResult("run", decode_result(body))
 
     def look(self, key: str, request: object, *, principal: str, operation: str) -> OnceResult | None:
         """What is stored for the key, by a consistent read; None: nothing. Raises KeyReused."""
         intent = self._intent(key, request, principal, operation)
+        item = self._find(intent, f"look({key!r}) on table {self.name!r}")
+        return None if item is None else self._judge(intent, item, "")
+
+    def _find(self, intent: _Intent, what: str) -> dict[str, Any] | None:
         found = ask(
             lambda: self.client.get_item(TableName=self.name, Key={"pk": {"S": intent.pk}}, ConsistentRead=True),
-            f"look({key!r}) on table {self.name!r}",
+            what,
             writes=False,
         )
         item = read_item(found.get("Item", {}))
-        return self._judge(intent, item, "") if item and item["expires"] > self._now_s() else None
+        return item if item and item["expires"] > self._now_s() else None
+
+    def _find_after(self, unknown: OutcomeUnknown, intent: _Intent, what: str) -> dict[str, Any] | None:
+        """The record, where DynamoDB answers and has not said what became of the call. None decides nothing: the first
+        send may still be under way."""
+        try:
+            return self._find(intent, what) if was_answered(unknown) else None
+        except OnefoldError:
+            return None
 
     def insert_once(
         self, table: str, item: Mapping[str, Any], *, on: str, compare: bool | Literal["tell"] = True
     ) -> Inserted[dict[str, Any]]:
-        """Put an item unless there is one with its key; `on` is the attribute that is the table's partition key. The
-        item that is there is compared by the values that were given: other ones are RowDiffers, or told with
-        compare="tell". A put whose answer was lost is found as its own item: `same`, not `created`."""
+        """Put an item unless there is one with its key; `on` is the attribute that is the table's partition key
+        (compared with DescribeTable, once for a table): another one is a ProgrammerError. The item that is there is
+        compared by the values that were given: other ones are RowDiffers, or told with compare="tell". A put whose
+        answer was lost is found as its own item: `same`, not `created`."""
         if on not in item:
             raise ProgrammerError(f"insert_once({table!r}, on={on!r}): the item has no {on!r}, it has {sorted(item)}")
         what = f"insert_once into table {table!r}"
+        partition_key = self._partition_key(table, what)
+        if on != partition_key:
+            # A condition on another attribute holds for an item that is there without it, and the put replaces it.
+            raise ProgrammerError(
+                f"insert_once({table!r}, on={on!r}): the partition key of the table is {partition_key!r}, and DynamoDB "
+                f"keeps items apart by it: write on={partition_key!r}"
+            )
         written = write_item(item, what)
         check_sizes([{"Put": {"Item": written}}], what)
         try:
@@ -225,6 +264,13 @@ class DynamoTable:
                 return Inserted(there, InsertOutcome.EXISTING)
             return Inserted(there, InsertOutcome.DIFFERENT if differing else InsertOutcome.SAME, differing)
         return Inserted(read_item(written), InsertOutcome.CREATED)
+
+    def _partition_key(self, table: str, what: str) -> str:
+        if table not in self._partition_keys:
+            described = ask(lambda: self.client.describe_table(TableName=table), what, writes=False)
+            [name] = [key["AttributeName"] for key in described["Table"]["KeySchema"] if key["KeyType"] == "HASH"]
+            self._partition_keys[table] = name
+        return self._partition_keys[table]
 
     def _put_new(self, table: str, written: Mapping[str, Any], on: str) -> None:
         try:
@@ -245,7 +291,11 @@ class DynamoTable:
             raise judge_cancelled(error.response.get("CancellationReasons", ()), what) from error
 
     def _intent(self, key: str, request: object, principal: str, operation: str) -> _Intent:
-        if not key or len(key) > 255 or not key.isprintable():
+        texts: dict[str, object] = {"key": key, "principal": principal, "operation": operation}
+        for name, given in texts.items():
+            if not isinstance(given, str) or not given:
+                raise ProgrammerError(f"{name}={given!r} must be a str that is not empty")
+        if len(key) > 255 or not key.isprintable():
             raise ProgrammerError(f"key={key!r} must be 1 to 255 printable characters")
         body = serialise(operation, request, bytes_max=_REQUEST_BYTES_MAX)
         asked = Asked(path="", query=b"", media_type="application/json", body=body, parameters=())
@@ -267,6 +317,11 @@ class DynamoTable:
             if self._sealer is None:
                 raise ConfigurationError(f"the answer of key {intent.key!r} is sealed: give DynamoTable its sealer")
             stored = self._sealer.unseal(stored, intent.digest)
+        elif self._sealer is not None and not self._unsealed_answers:
+            raise ConfigurationError(
+                f"the answer of key {intent.key!r} is not sealed, and this table seals its answers: it was stored "
+                "before (read those with unsealed_answers=True for one retention), or not by onefold"
+            )
         record = Record(intent.digest, item["fingerprint"], item["operation"], int(item["version"]), 200, b"", stored)
         if not is_same_request(intent.compared, record):
             raise KeyReused(f"the key {intent.key!r} was used for another request of {item['operation']!r}")
