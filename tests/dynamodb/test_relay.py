@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
+from onefold._dynamodb.item_values import write_item
 from onefold.dynamodb import DynamoEvent, DynamoRelay, DynamoTable
 from onefold.errors import BrokerUnavailable, MessageRefused, StoreUnavailable, TopicNotSubscribed
 from tests.dynamodb.requests import count, place
@@ -116,6 +117,84 @@ async def test_what_cannot_leave_holds_up_nothing_behind_it(table: DynamoTable) 
     broker = Broker()
     broker.answers["unwanted"] = TopicNotSubscribed("no queue yet")
     assert await DynamoRelay(table, broker, batch=2).tick() == 2
+
+
+async def test_a_queue_that_is_away_holds_up_no_other_topic(table: DynamoTable) -> None:
+    publish(table, "k1", *(DynamoEvent("audit.made", number) for number in range(9)))
+    publish(table, "k2", *(DynamoEvent("order.placed", number) for number in range(4)))
+    broker = Broker()
+    broker.answers["audit.made"] = BrokerUnavailable("its key is disabled")
+    relay = DynamoRelay(table, broker, batch=2)
+    with pytest.raises(BrokerUnavailable, match="its key is disabled"):
+        await relay.tick()
+    assert sorted(message.json() for message in broker.sent) == [0, 1, 2, 3]
+    broker.answers.clear()
+    assert await relay.tick() == 9
+
+
+class RefusingUpdates(NotDeleting):
+    """DynamoDB, where the items of events have no room for these attributes."""
+
+    def __init__(self, client: Any, *attributes: str) -> None:
+        super().__init__(client)
+        self.attributes, self.error_bytes = attributes, 0
+
+    def delete_item(self, **request: Any) -> Any:
+        return self.client.delete_item(**request)
+
+    def update_item(self, **request: Any) -> Any:
+        values = request["ExpressionAttributeValues"]
+        self.error_bytes = len(values.get(":error", {"S": ""})["S"].encode()) or self.error_bytes
+        if any(f":{name}" in values for name in self.attributes):
+            raise ClientError({"Error": {"Code": "ValidationException", "Message": "Item size"}}, "UpdateItem")
+        return self.client.update_item(**request)
+
+
+async def test_a_refused_event_that_has_no_room_for_its_error_ends_as_a_dead_letter(
+    table: DynamoTable, client: Any
+) -> None:
+    publish(table, "k1", DynamoEvent("big", 1), DynamoEvent("small", 2))
+    full = RefusingUpdates(client, "error")
+    broker = Broker()
+    broker.answers["big"] = MessageRefused("too large: " + "é" * 1000)
+    relay = DynamoRelay(DynamoTable(table.name, client=full, source="shop", shards=2), broker, attempts_max=2)
+    assert await relay.tick() == 1
+    assert await relay.tick() == 0
+    [dead] = await relay.list_dead()
+    assert (dead.message.topic, dead.refused, dead.error) == ("big", 2, None)
+    assert 490 < full.error_bytes <= 500
+
+
+async def test_a_note_that_is_refused_and_an_item_that_is_no_event_stop_nothing_else(
+    table: DynamoTable, client: Any
+) -> None:
+    publish(table, "k1", *(DynamoEvent("bad", number) for number in range(3)), DynamoEvent("good", 1))
+    for shard in ("000", "001"):
+        item: dict[str, Any] = {"pk": f"event#{shard}", "shard": shard, "place": "0", "event": b"{}", "refused": 0}
+        client.put_item(TableName=table.name, Item=write_item({**item, "headers": {}}, "a test"))
+    refusing = DynamoTable(table.name, client=RefusingUpdates(client, "refused"), source="shop", shards=2)
+    broker = Broker()
+    broker.answers["bad"] = MessageRefused("too large")
+    assert await DynamoRelay(refusing, broker, batch=1).tick() == 1
+
+
+async def test_credentials_that_are_away_for_a_moment_do_not_end_a_relay(table: DynamoTable, client: Any) -> None:
+    calls = 0
+
+    def away(**_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise NoCredentialsError
+
+    publish(table, "k1", DynamoEvent("t", 1))
+    client.meta.events.register("before-call.dynamodb", away)
+    broker, stop = Broker(), asyncio.Event()
+    running = asyncio.create_task(DynamoRelay(table, broker).run(stop))
+    await until(lambda: bool(broker.sent) or running.done())
+    stop.set()
+    await running
+    assert len(broker.sent) == 1
 
 
 async def test_shards_have_one_relay_at_a_time_and_those_of_a_dead_one_are_taken_over(table: DynamoTable) -> None:

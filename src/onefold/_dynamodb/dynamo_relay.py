@@ -18,7 +18,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -30,12 +30,19 @@ from onefold._kernel.ports import Broker
 from onefold._outbox.claimed_rows import rounds
 from onefold._policy.backoff import PAUSES
 from onefold._policy.ranges import require
-from onefold.errors import BrokerUnavailable, ConfigurationError, StoreError, TopicNotSubscribed
+from onefold.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    OnefoldError,
+    StatementRefused,
+    StoreError,
+    TopicNotSubscribed,
+)
 
 DEAD: Final = "dead"
 _log: Final = logging.getLogger("onefold.dynamodb")
 _IDLE_S: Final = (0.2, 5.0)
-_ERROR_LENGTH_MAX: Final = 500
+_ERROR_BYTES_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,17 @@ class WaitingEvent:
     @property
     def stream(self) -> bytes | None:
         return self.message.stream
+
+
+@dataclass(slots=True)
+class _HeldEvents:
+    """What stays where it is until the next tick."""
+
+    streams: set[bytes] = field(default_factory=set)
+    topics: dict[str, BrokerUnavailable] = field(default_factory=dict)
+
+    def has(self, event: WaitingEvent) -> bool:
+        return event.message.topic in self.topics or (event.stream is not None and event.stream in self.streams)
 
 
 class DynamoRelay:
@@ -83,7 +101,8 @@ class DynamoRelay:
         self._until: dict[str, float] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Relay until `stop`. A broker or a DynamoDB that is away is tried again, with growing pauses."""
+        """Relay until `stop`. A broker or a DynamoDB that is away is tried again, with growing pauses, and so is what
+        may be there again in a moment, such as the credentials of a role."""
         idle_s, failures = _IDLE_S[0], 0
         await self._open(stop)
         try:
@@ -91,7 +110,7 @@ class DynamoRelay:
                 try:
                     idle_s = _IDLE_S[0] if await self.tick() else min(2 * idle_s, _IDLE_S[1])
                     failures, pause_s = 0, idle_s
-                except (BrokerUnavailable, StoreError) as error:
+                except OnefoldError as error:
                     failures += 1
                     pause_s = PAUSES.pause_s(failures, draw=random.random)
                     _log.warning("relay paused for %.1f s: %s", pause_s, error)
@@ -102,12 +121,15 @@ class DynamoRelay:
 
     async def tick(self) -> int:
         """Publish what waits in the shards that this relay has, or can have; how many were confirmed. The broker is
-        open. Raises BrokerUnavailable, StoreError."""
+        open. Raises StoreError, and BrokerUnavailable: after the events of the topics that could be published."""
+        held = _HeldEvents()
         confirmed = 0
         for number in range(self._table.shards):
             shard = f"{number:03}"
             if await asyncio.to_thread(self._lease, shard):
-                confirmed += await self._relay_shard(shard)
+                confirmed += await self._relay_shard(shard, held)
+        for unavailable in held.topics.values():
+            raise unavailable
         return confirmed
 
     async def list_dead(self) -> Sequence[WaitingEvent]:
@@ -131,49 +153,68 @@ class DynamoRelay:
                 _log.warning("relay waits %.1f s for its broker: %s", pause_s, error)
                 await _pause(stop, pause_s)
 
-    async def _relay_shard(self, shard: str) -> int:
+    async def _relay_shard(self, shard: str, held: _HeldEvents) -> int:
         """Page by page to the end: what waits behind events that cannot leave is not held up by them."""
-        stopped: set[bytes] = set()
         confirmed = 0
         after: Mapping[str, Any] | None = None
         while True:
             waiting, after = await asyncio.to_thread(self._read, shard, self._batch, after)
             for events in rounds(waiting):
-                confirmed += await self._publish(events, stopped)
+                confirmed += await self._publish(events, held)
             if after is None or not await asyncio.to_thread(self._lease, shard):
                 return confirmed
 
-    async def _publish(self, events: Sequence[WaitingEvent], stopped: set[bytes]) -> int:
-        """One event of a stream at a time, and none of a stream that has `stopped`; how many were confirmed."""
-        sent = [event for event in events if event.stream is None or event.stream not in stopped]
+    async def _publish(self, events: Sequence[WaitingEvent], held: _HeldEvents) -> int:
+        """One event of a stream at a time, and none that is `held`; how many were confirmed."""
+        sent = [event for event in events if not held.has(event)]
         answers = await self._broker.publish([event.message for event in sent]) if sent else ()
         answered = list(zip(sent, answers, strict=True))
-        await asyncio.to_thread(self._note, answered)
         for event, answer in answered:
             if isinstance(answer, BrokerUnavailable):
-                raise answer
+                # One queue may be away and the others not. The rest of its topic is not tried in this tick.
+                held.topics.setdefault(event.message.topic, answer)
             if answer is not None and event.stream is not None:
-                stopped.add(event.stream)
+                held.streams.add(event.stream)
+        for event in await asyncio.to_thread(self._note_all, answered):
+            if event.stream is not None:
+                held.streams.add(event.stream)
         return sum(answer is None for answer in answers)
 
     # What follows blocks, and runs on a thread.
 
-    def _note(self, answers: Sequence[tuple[WaitingEvent, Confirm]]) -> None:
-        """Delete what was confirmed, and count what was refused. A crash before this publishes again, under the id."""
+    def _note_all(self, answers: Sequence[tuple[WaitingEvent, Confirm]]) -> list[WaitingEvent]:
+        """Delete what was confirmed, and count what was refused. A crash before this publishes again, under the id.
+        Returns the events that could not be noted, and raises what is not the fault of one event: StoreError."""
+        failed = []
         for event, answer in answers:
-            if answer is None:
-                self._ask(
-                    partial(self._table.client.delete_item, TableName=self._table.name, Key={"pk": {"S": event.pk}})
-                )
-            elif not isinstance(answer, BrokerUnavailable | TopicNotSubscribed):
-                refused = event.refused + 1
-                changes: dict[str, Any] = {"refused": refused, "error": str(answer)[:_ERROR_LENGTH_MAX]}
-                if refused >= self._attempts_max:
-                    changes["shard"] = DEAD
-                    _log.error(
-                        "event %s on %s is a dead letter after %d refusals: %s",
-                        event.message.id, event.message.topic, refused, answer,
-                    )  # fmt: skip
+            try:
+                self._note(event, answer)
+            except StoreError:
+                raise
+            except OnefoldError as error:
+                failed.append(event)
+                _log.error("event %s on %s is published again in the next tick: its note failed: %s",
+                           event.message.id, event.message.topic, error)  # fmt: skip
+        return failed
+
+    def _note(self, event: WaitingEvent, answer: Confirm) -> None:
+        if answer is None:
+            self._ask(partial(self._table.client.delete_item, TableName=self._table.name, Key={"pk": {"S": event.pk}}))
+        elif not isinstance(answer, BrokerUnavailable | TopicNotSubscribed):
+            refused = event.refused + 1
+            changes: dict[str, Any] = {"refused": refused}
+            if refused >= self._attempts_max:
+                changes["shard"] = DEAD
+                _log.error(
+                    "event %s on %s is a dead letter after %d refusals: %s",
+                    event.message.id, event.message.topic, refused, answer,
+                )  # fmt: skip
+            text = str(answer).encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
+            try:
+                self._change(event, **changes, error=text)
+            except StatementRefused:
+                # An event of nearly 400 KB has no room for the text. It has for the count and the mark: the sizes
+                # that `once` checks are a few bytes above those of DynamoDB.
                 self._change(event, **changes)
 
     def _change(self, event: WaitingEvent, **changes: Any) -> None:
@@ -207,7 +248,15 @@ class DynamoRelay:
                 **({} if after is None else {"ExclusiveStartKey": after}),
             )
         )
-        return [_event_of(read_item(item)) for item in answer.get("Items", ())], answer.get("LastEvaluatedKey")
+        found = (self._read_event(read_item(item)) for item in answer.get("Items", ()))
+        return [event for event in found if event is not None], answer.get("LastEvaluatedKey")
+
+    def _read_event(self, item: Mapping[str, Any]) -> WaitingEvent | None:
+        try:
+            return _event_of(item)
+        except OnefoldError as error:
+            _log.error("item %s of table %s stays where it is: it is no event: %s", item["pk"], self._table.name, error)
+            return None
 
     def _lease(self, shard: str) -> bool:
         """Whether this relay has the shard for at least half of its lease."""

@@ -176,18 +176,8 @@ class DynamoTable:
             "call": call,
             "expires": now + int(self._retention_s),
         }
-        claim = {
-            "Put": {
-                "TableName": self.name,
-                "Item": write_item(record, what),
-                "ConditionExpression": "attribute_not_exists(#pk) OR #expires <= :now",
-                "ExpressionAttributeNames": {"#pk": "pk", "#expires": "expires"},
-                "ExpressionAttributeValues": {":now": {"N": str(now)}},
-                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-            }
-        }
         actions = [
-            claim,
+            self._claim(write_item(record, what), now),
             *(write_action(index, item) for index, item in enumerate(items)),
             *(
                 {"Put": {"TableName": self.name, "Item": write_item(self._event_item(index, event), what)}}
@@ -211,6 +201,18 @@ class DynamoTable:
         intent = self._intent(key, request, principal, operation)
         item = self._find(intent, f"look({key!r}) on table {self.name!r}")
         return None if item is None else self._judge(intent, item, "")
+
+    def _claim(self, record: Mapping[str, Any], now: int) -> dict[str, Any]:
+        return {
+            "Put": {
+                "TableName": self.name,
+                "Item": record,
+                "ConditionExpression": "attribute_not_exists(#pk) OR #expires <= :now",
+                "ExpressionAttributeNames": {"#pk": "pk", "#expires": "expires"},
+                "ExpressionAttributeValues": {":now": {"N": str(now)}},
+                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            }
+        }
 
     def _find(self, intent: _Intent, what: str) -> dict[str, Any] | None:
         found = ask(
