@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._caches.redis_cache import RedisAnswers
+from onefold._idempotency.cache.answer_cache import Look
 from onefold._idempotency.cache.cache_entry import SKEW_MS, entry_key, read_entry, write_entry
 from onefold._idempotency.model import Record
 from onefold._kernel.executors import ThreadExecutor
 from onefold.caches import RedisCache
 from onefold.errors import ConfigurationError, ProgrammerError
+from tests.support.patience import PATIENCE_S
 
 URL = "redis://:hunter2@127.0.0.1:6379/0"
 SECRET = b"s" * 32
@@ -91,6 +99,72 @@ def test_a_database_without_a_name_is_refused() -> None:
     missing: dict[str, Any] = {"secret": SECRET}
     with pytest.raises(ConfigurationError, match="namespace"):
         RedisCache(URL, **missing)
+
+
+class _Server:
+    """Accepts, and answers each question as it is told to."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._answer, self._listening = answer, socket.create_server(("127.0.0.1", 0))
+        self.ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.ended.set()
+        self._listening.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            while asked := connection.recv(4096).upper():
+                if b"GETRANGE" in asked:
+                    self._answer(connection)
+                else:
+                    connection.sendall(b"+OK\r\n" * max(1, asked.count(b"CLIENT") + asked.count(b"SELECT")))
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_not_listened_to_for_longer_than_the_time_out() -> None:
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(b"$262144\r\n")
+        while not server.ended.wait(0.02):
+            connection.sendall(b"x")
+
+    with _Server(trickle) as server, ThreadPoolExecutor(1) as pool:
+        cache = RedisCache(server.url, secret=SECRET, namespace="orders", timeout_s=0.3)
+        answers = cache.open_answers(asynchronous=False)
+        answers.bind(b"")
+        looking = pool.submit(answers.look, b"d" * 16, None)
+        try:
+            assert looking.result(PATIENCE_S) == Look("failed")
+        finally:
+            server.ended.set()
+        answers.close()
+
+
+def test_a_server_that_never_answers_is_left_alone_after_three_questions_however_far_apart() -> None:
+    now = [0.0]
+    with _Server(lambda connection: None) as server:
+        cache = RedisCache(server.url, secret=SECRET, namespace="orders", timeout_s=0.05)
+        answers = RedisAnswers(cache, asynchronous=False, monotonic=lambda: now[0])
+        answers.bind(b"")
+        outcomes = []
+        for _ in range(4):
+            look = answers.look(b"d" * 16, None)
+            assert isinstance(look, Look)
+            outcomes.append(look.outcome)
+            now[0] += 0.9
+        assert outcomes == ["failed", "failed", "failed", "skipped"]
+        answers.close()
 
 
 def test_neither_secret_nor_password_is_shown() -> None:

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from onefold._caches.question_deadline import QuestionDeadline
 from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, Look, Maybe
 from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_entry, write_entry
 from onefold._idempotency.model import Record
@@ -32,12 +33,14 @@ from onefold.errors import ConfigurationError
 
 T = TypeVar("T")
 
-#: Of a cache, so it opens early and looks again soon: what it saves is worth less than what a hung server costs.
+#: So many failures in a row, however far apart: a process with few requests would never have enough of them in a time.
+_FAILURES_MOST: Final = 3
+
+#: Of a cache, so it opens early and looks again soon: what it saves is worth less than what a hung server costs. It is
+#: told of the last failure of `_FAILURES_MOST`, and opens.
 _BREAKER: Final = BreakerConfig(
-    failure_share=0.5,
-    calls_least=3,
-    window_s=0.5,
-    slices=5,
+    failure_share=1.0,
+    calls_least=1,
     open_s=1.0,
     open_max_s=8.0,
     probes=1,
@@ -143,6 +146,10 @@ class RedisAnswers:
         self._wall_ms = wall
         self._key: bytes | None = None
         self._breaker = Breaker(lambda: 1.0, _BREAKER)
+        #: In a row. Threads may miscount by one: it costs a question more or less.
+        self._failures = 0
+        #: Until when the question of this thread has to be answered.
+        self._deadline = QuestionDeadline(monotonic_s)
         self._log_after = 0.0
         self._on_loops: PerLoop[Any] = PerLoop(self._connect_on_loop, lambda client: None)
         self._on_threads: Any = None
@@ -218,6 +225,7 @@ class RedisAnswers:
         if self._asynchronous:
             return self._await(send, read, failed, permit)
         try:
+            self._deadline.set(self._settings.timeout_s)
             found = send(self._on_this_thread())
         except Exception as error:
             return self._fail(permit, error, failed)
@@ -235,16 +243,26 @@ class RedisAnswers:
         return self._succeed(permit, read, found)
 
     def _succeed(self, permit: Permit, read: Callable[[Any], T], found: Any) -> T:
-        self._breaker.succeed(permit, self._monotonic())
+        self._note_answer(permit)
         return read(found)
+
+    def _note_answer(self, permit: Permit) -> None:
+        self._failures = 0
+        if permit is not self._breaker.closed_permit:
+            self._breaker.succeed(permit, self._monotonic())
+
+    def _note_failure(self, permit: Permit) -> None:
+        self._failures += 1
+        if permit is not self._breaker.closed_permit or self._failures >= _FAILURES_MOST:
+            self._breaker.fail(permit, self._monotonic())
 
     def _fail(self, permit: Permit, error: Exception, failed: T) -> T:
         from redis.exceptions import ResponseError
 
         if isinstance(error, ResponseError):  # it answers: it is full, say
-            self._breaker.succeed(permit, self._monotonic())
+            self._note_answer(permit)
         else:
-            self._breaker.fail(permit, self._monotonic())
+            self._note_failure(permit)
         self._log("does not answer" if not str(error) else f"failed ({type(error).__name__}: {error})")
         return failed
 
@@ -279,7 +297,9 @@ class RedisAnswers:
         if client is None:
             from redis import BlockingConnectionPool, Redis
 
-            client = self._on_threads = Redis.from_pool(BlockingConnectionPool.from_url(**self._pool()))
+            pool = BlockingConnectionPool.from_url(**self._pool())
+            pool.connection_class = self._deadline.keep_to(pool.connection_class)
+            client = self._on_threads = Redis.from_pool(pool)
         return client
 
     def _connect_on_loop(self) -> Any:
