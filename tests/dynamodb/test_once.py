@@ -314,6 +314,36 @@ def test_who_asks_for_what_under_which_key_is_text(table: DynamoTable, wrong: st
         table.once(request={}, **given)
 
 
+def test_decimals_of_a_request_are_compared_by_their_value(table: DynamoTable) -> None:
+    def outcome(key: str, total: Any) -> str:
+        return table.once(key, {"lines": [{"total": total}]}, principal="acme", operation="o").outcome
+
+    long = "0." + "1" * 37
+    for key, first, *others in (
+        ("k1", 5000, Decimal(5000), Decimal("5E+3"), 5000.0),
+        ("k2", Decimal("1.50"), Decimal("1.5"), 1.5),
+        ("k3", Decimal(long), Decimal(long + "0")),
+    ):
+        assert outcome(key, first) == "run"
+        assert [outcome(key, other) for other in others] == ["replay"] * len(others), key
+    for key, other in (("k1", Decimal("5000.1")), ("k2", "1.5"), ("k3", Decimal(long[:-1] + "2"))):
+        with pytest.raises(KeyReused):
+            outcome(key, other)
+    circle: dict[str, Any] = {}
+    circle["circle"] = circle
+    with pytest.raises(ProgrammerError, match="cannot be written as JSON"):
+        table.once("k4", circle, principal="acme", operation="o")
+
+
+def test_numbers_that_are_too_long_are_told_and_nested_bytes_are_bytes(table: DynamoTable, orders: str) -> None:
+    with pytest.raises(ProgrammerError, match=r"has total=.*38 digits"):
+        table.insert_once(orders, {"id": "1", "total": Decimal("0." + "1" * 40)}, on="id")
+    item = {"id": "1", "map": {"b": b"x", "list": [b"y"]}, "set": {b"z"}}
+    row, _ = table.insert_once(orders, item, on="id")
+    assert repr(row["map"]) == repr(item["map"])
+    assert repr(row["set"]) == repr(item["set"])
+
+
 def test_a_missing_table_is_told_with_the_way_out(client: Any, orders: str) -> None:
     with pytest.raises(SchemaMissing, match=r"create\(\)"):
         place(DynamoTable("not-there", client=client, source="shop"), orders)

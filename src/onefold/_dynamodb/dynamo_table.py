@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any, Final, Literal
 
 from onefold._dynamodb.cancellations import KeyTaken, ask, judge_cancelled, was_answered
-from onefold._dynamodb.item_values import check_sizes, read_item, write_action, write_item
+from onefold._dynamodb.item_values import check_sizes, compare_by_value, read_item, write_action, write_item
 from onefold._idempotency.encryption import Sealer, peppers_of
 from onefold._idempotency.fingerprint import Asked, canonical_json, fingerprint
 from onefold._idempotency.model import SCHEMA_VERSION, Record, Scope
@@ -299,7 +299,11 @@ class DynamoTable:
                 raise ProgrammerError(f"{name}={given!r} must be a str that is not empty")
         if len(key) > 255 or not key.isprintable():
             raise ProgrammerError(f"key={key!r} must be 1 to 255 printable characters")
-        body = serialise(operation, request, bytes_max=_REQUEST_BYTES_MAX)
+        try:
+            by_value = compare_by_value(request)
+        except RecursionError:
+            by_value = request  # which has no JSON either: that is told below
+        body = serialise(operation, by_value, bytes_max=_REQUEST_BYTES_MAX)
         asked = Asked(path="", query=b"", media_type="application/json", body=body, parameters=())
         scope = Scope(principal, operation)
         peppers = peppers_of(self._sealer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from onefold._kernel.extras import missing_extra
@@ -14,6 +15,7 @@ except ModuleNotFoundError as error:
 
 from onefold.errors import ProgrammerError
 
+_DIGITS_MAX: Final = 38
 ITEMS_MAX: Final = 100
 ITEM_BYTES_MAX: Final = 409_600
 TRANSACTION_BYTES_MAX: Final = 4_194_304
@@ -29,10 +31,10 @@ def write_item(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     for name, value in values.items():
         try:
             found[name] = _serializer.serialize(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise ProgrammerError(
                 f"{what} has {name}={value!r}, which DynamoDB does not take: {error} (a number with a fraction is a "
-                "Decimal)"
+                "Decimal, and a number has at most 38 digits)"
             ) from error
     return found
 
@@ -106,5 +108,23 @@ def size_of(value: Mapping[str, Any]) -> int:
 
 def _plain(value: Any) -> Any:
     """boto3 has a class of its own for bytes."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | set):
+        return type(value)(map(_plain, value))
     is_bytes = isinstance(value, Binary)
     return value.value if is_bytes else value
+
+
+def compare_by_value(value: Any) -> Any:
+    """A request with the numbers of its Decimals, which boto3 reads every number as: 5000, Decimal(5000) and
+    Decimal("5000.0") are one. What no number of JSON holds exactly stays a Decimal, without the zeros at its end."""
+    if isinstance(value, dict):
+        return {name: compare_by_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [compare_by_value(each) for each in value]
+    if not isinstance(value, Decimal) or not value.is_finite() or abs(value.adjusted()) > _DIGITS_MAX:
+        return value
+    if value == value.to_integral_value():
+        return int(value)
+    return float(value) if Decimal(repr(float(value))) == value else Decimal(f"{value:f}".rstrip("0"))
