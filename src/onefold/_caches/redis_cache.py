@@ -23,6 +23,7 @@ from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_e
 from onefold._idempotency.model import Record
 from onefold._kernel.arguments import named_settings, show
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
+from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.extras import missing_extra
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.redaction import redact
@@ -200,6 +201,8 @@ class RedisAnswers:
         if client is not None:
             with suppress(Exception):
                 client.close()
+        if runs_a_loop():
+            in_background(self.aclose())
 
     async def aclose(self) -> None:
         for client in self._on_loops.take():
@@ -216,13 +219,13 @@ class RedisAnswers:
     # --- one question ---------------------------------------------------------------------------------------
 
     def _ask(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, skipped: T) -> Maybe[T]:
-        """Ask the server, unless it is left alone. A thread of `Onefold` waits, though it may run a loop."""
+        """Ask the server, unless it is left alone. `Onefold` may serve an ASGI app, with a loop that must not wait."""
         permit = self._breaker.admit(self._monotonic())
         if isinstance(permit, Refused) or self._key is None:
             if isinstance(permit, Permit):
                 self._breaker.excuse(permit)
             return skipped
-        if self._asynchronous:
+        if self._asynchronous or runs_a_loop():
             return self._await(send, read, failed, permit)
         try:
             self._deadline.set(self._settings.timeout_s)
