@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from book import api_pages, cli_page, problem_pages, settings_page, tables_page, telemetry_page
+from book import api_pages, cli_page, problem_pages, settings_page, state_diagrams, tables_page, telemetry_page
 from book.files import ROOT
 
 #: Files of the checkout that are pages, by their path from its root.
@@ -66,6 +66,7 @@ def make_pages() -> dict[str, str]:
         **problem_pages.make_pages(),
         "reference/command-line.md": cli_page.make_page(),
         "reference/settings.md": settings_page.make_page(),
+        "reference/states.md": state_diagrams.make_page(),
         "reference/tables.md": tables_page.make_page(),
         "reference/telemetry.md": telemetry_page.make_page(),
     }
@@ -114,7 +115,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         assert mark, "the README begins otherwise: the doors of the site have no place"
         markdown = f"{head}\n\n{_DOORS}{mark}{rest}"
     source = _SOURCE_OF.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    return lead_links(markdown, source, page.file.src_uri)
+    return state_diagrams.place_diagrams(lead_links(markdown, source, page.file.src_uri))
 
 
 def on_post_page(output: str, *, page: Page, **_: Any) -> str:

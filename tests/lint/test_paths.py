@@ -70,9 +70,8 @@ def test_the_tables_that_are_listed_are_those_that_there_are(tmp_path: Path) -> 
 def test_the_floors_that_are_drawn_are_those_that_are_enforced() -> None:
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     floors = [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
-    [drawing] = [
-        block for block in re.findall(r"```\n(.*?)```", ARCHITECTURE.read_text(), re.DOTALL) if "_kernel  " in block
-    ]
+    drawings = re.findall(r"```diagram\n(.*?)```", ARCHITECTURE.read_text(), re.DOTALL)
+    [drawing] = [block for block in drawings if "_kernel  " in block]
     drawn = [re.findall(r"^ (\w+)|\| (\w+)", line) for line in drawing.splitlines() if re.match(r"[ |]", line)]
     rows = [{first or second for first, second in row} for row in drawn]
     assert len(rows) > 6
