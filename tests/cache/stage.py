@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ import httpx
 
 from onefold import AsyncOnefold, Onefold, Request
 from onefold._http.route_policy import Settings
-from onefold._idempotency.cache.answer_cache import AnswerCache, CacheSettings
+from onefold._idempotency.cache.answer_cache import AnswerCache, CacheQuestion, CacheSettings
 from onefold._idempotency.locked_store import LockedStore
 from onefold.telemetry import CacheLooked, CacheStored, Event
 from tests.support.patience import PATIENCE_S
@@ -130,7 +130,8 @@ class Stage:
         """The answer of the cache, or of anything that is awaited on a loop."""
         if self.colour == "asyncio":
             return self._runner.run(await_found(question))
-        return question()
+        found = question()
+        return found.wait() if isinstance(found, CacheQuestion) else found
 
     # --- what can be seen ----------------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class Stage:
 
 async def await_found(question: Callable[[], Any]) -> Any:
     found = question()
-    return await found if asyncio.iscoroutine(found) else found
+    return await found if isinstance(found, Awaitable) else found
 
 
 def _headers(key: str, account: str) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Self, cast
 
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._caches.redis_cache import RedisAnswers
-from onefold._idempotency.cache.answer_cache import Look
+from onefold._idempotency.cache.answer_cache import MISS, CacheQuestion, Look
 from onefold._idempotency.cache.cache_entry import SKEW_MS, entry_key, read_entry, write_entry
 from onefold._idempotency.model import Record
 from onefold._kernel.executors import ThreadExecutor
@@ -101,6 +102,12 @@ def test_a_database_without_a_name_is_refused() -> None:
         RedisCache(URL, **missing)
 
 
+def ask(answers: RedisAnswers) -> Look:
+    """As a thread does."""
+    found = answers.look(b"d" * 16, None)
+    return found.wait() if isinstance(found, CacheQuestion) else found
+
+
 class _Server:
     """Accepts, and answers each question as it is told to."""
 
@@ -141,9 +148,9 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_listened_to_for_longer_t
 
     with _Server(trickle) as server, ThreadPoolExecutor(1) as pool:
         cache = RedisCache(server.url, secret=SECRET, namespace="orders", timeout_s=0.3)
-        answers = cache.open_answers(asynchronous=False)
+        answers = cache.open_answers()
         answers.bind(b"")
-        looking = pool.submit(answers.look, b"d" * 16, None)
+        looking = pool.submit(ask, answers)
         try:
             assert looking.result(PATIENCE_S) == Look("failed")
         finally:
@@ -151,17 +158,59 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_listened_to_for_longer_t
         answers.close()
 
 
+def test_to_connect_takes_no_longer_than_the_time_out_however_many_addresses_a_name_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of them answers: the queue of the listening socket is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as stack:
+        address = full.getsockname()
+        for _ in range(4):
+            waits = stack.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(address)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)] * 400
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *asked: found)
+        cache = RedisCache(f"redis://cache:{address[1]}/0", secret=SECRET, namespace="orders", timeout_s=0.3)
+        answers = cache.open_answers()
+        answers.bind(b"")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(ask, answers).result(PATIENCE_S) == Look("failed")
+        answers.close()
+
+
+def test_a_task_that_asks_a_slow_server_holds_up_no_other() -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def answer_late(connection: socket.socket) -> None:
+        asked.set()
+        answered.wait(PATIENCE_S)
+        connection.sendall(b"$0\r\n\r\n")
+
+    async def look(url: str) -> Look:
+        answers = RedisCache(url, secret=SECRET, namespace="orders", timeout_s=5).open_answers()
+        answers.bind(b"")
+        question = answers.look(b"d" * 16, None)
+        assert isinstance(question, CacheQuestion)
+        looking = asyncio.ensure_future(question)
+        assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+        answered.set()
+        found = await looking
+        await answers.aclose()
+        return found
+
+    with _Server(answer_late) as server:
+        assert asyncio.run(look(server.url)) == MISS
+
+
 def test_a_server_that_never_answers_is_left_alone_after_three_questions_however_far_apart() -> None:
     now = [0.0]
     with _Server(lambda connection: None) as server:
         cache = RedisCache(server.url, secret=SECRET, namespace="orders", timeout_s=0.05)
-        answers = RedisAnswers(cache, asynchronous=False, monotonic=lambda: now[0])
+        answers = RedisAnswers(cache, monotonic=lambda: now[0])
         answers.bind(b"")
         outcomes = []
         for _ in range(4):
-            look = answers.look(b"d" * 16, None)
-            assert isinstance(look, Look)
-            outcomes.append(look.outcome)
+            outcomes.append(ask(answers).outcome)
             now[0] += 0.9
         assert outcomes == ["failed", "failed", "failed", "skipped"]
         answers.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -185,6 +186,20 @@ def test_a_database_that_tells_nothing_of_itself_is_asked_each_time(
         assert (first.status_code, stage.post("k1").content) == (201, first.content)
         assert (stage.looks, stage.effects) == (["skipped"] * 2, 2)
         assert caplog.text.count("onefold_migration has no rows") == 1
+
+
+def test_onefold_uses_its_cache_on_a_thread_that_runs_a_loop(
+    sqlite_path: Path, valkey: PrivateValkey, prefix: str
+) -> None:
+    """A notebook, or a test."""
+    with opened("threads", sqlite_path, valkey, prefix) as stage:
+
+        async def post() -> bytes:
+            return stage.post_here("k1").content
+
+        first = asyncio.run(post())
+        assert asyncio.run(post()) == first
+        assert (stage.looks, stage.stores) == (["miss", "hit"], ["stored"])
 
 
 def test_a_server_that_is_full_is_read_and_not_written(

@@ -1,13 +1,16 @@
-"""A deadline for a whole question that a thread asks a server.
+"""A deadline for a whole question that a thread asks a server, connecting included.
 
-The client has a time-out for each read only: a server that sends a byte now and then would be listened to for ever.
+The client has a time-out for each read, and for each address that the server's name has: a server that sends a byte now
+and then would be listened to for ever. Only how long the name is looked up is left to the system's resolver.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+_LEAST_S: Final = 0.001
 
 
 class QuestionDeadline:
@@ -21,19 +24,25 @@ class QuestionDeadline:
         self._here.until = self._monotonic() + timeout_s
 
     def left_s(self) -> float:
-        left_s: float = self._here.until - self._monotonic()
+        left_s = self._left_s()
         if left_s <= 0:
             raise TimeoutError("the server did not answer in time")
         return left_s
 
     def keep_to(self, connection_class: type[Any]) -> type[Any]:
-        """A kind of connections of redis-py whose sockets keep to the deadline once they are open. (To open one has a
-        time-out of its own.)"""
+        """A kind of connections of redis-py that are opened, and whose sockets wait, until the deadline."""
 
         def connect(connection: Any) -> Any:
             return _PunctualSocket(connection_class._connect(connection), self)
 
-        return type(connection_class.__name__, (connection_class,), {"_connect": connect})
+        # Read before each address that is tried, and before the handshake of TLS. Above 0, which would mean: no wait.
+        left = property(lambda connection: max(_LEAST_S, self._left_s()), lambda connection, given: None)
+        kept = {"_connect": connect, "socket_connect_timeout": left, "socket_timeout": left}
+        return type(connection_class.__name__, (connection_class,), kept)
+
+    def _left_s(self) -> float:
+        until: float = getattr(self._here, "until", 0.0)
+        return until - self._monotonic()
 
 
 class _PunctualSocket:

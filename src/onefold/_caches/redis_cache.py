@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from onefold._caches.question_deadline import QuestionDeadline
-from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, Look, Maybe
+from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, CacheQuestion, Look, Maybe
 from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_entry, write_entry
 from onefold._idempotency.model import Record
 from onefold._kernel.arguments import named_settings, show
@@ -112,8 +112,8 @@ class RedisCache:
         require("timeout_s", self.timeout_s, least=0.001, most=5)
         require("connections_max", self.connections_max, least=1, most=10_000, whole=True)
 
-    def open_answers(self, *, asynchronous: bool) -> RedisAnswers:
-        return RedisAnswers(self, asynchronous=asynchronous)
+    def open_answers(self) -> RedisAnswers:
+        return RedisAnswers(self)
 
 
 def _check_url(url: object) -> None:
@@ -137,12 +137,10 @@ class RedisAnswers:
         self,
         settings: RedisCache,
         *,
-        asynchronous: bool,
         monotonic: Callable[[], float] = monotonic_s,
         wall: Callable[[], int] = wall_ms,
     ) -> None:
         self._settings = settings
-        self._asynchronous = asynchronous
         self._monotonic = monotonic
         self._wall_ms = wall
         self._key: bytes | None = None
@@ -219,19 +217,25 @@ class RedisAnswers:
     # --- one question ---------------------------------------------------------------------------------------
 
     def _ask(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, skipped: T) -> Maybe[T]:
-        """Ask the server, unless it is left alone. `Onefold` may serve an ASGI app, with a loop that must not wait."""
+        """Ask the server, unless it is left alone."""
         permit = self._breaker.admit(self._monotonic())
         if isinstance(permit, Refused) or self._key is None:
             if isinstance(permit, Permit):
                 self._breaker.excuse(permit)
             return skipped
-        if self._asynchronous or runs_a_loop():
-            return self._await(send, read, failed, permit)
+        return CacheQuestion(
+            lambda: self._wait(send, read, failed, permit), lambda: self._await(send, read, failed, permit)
+        )
+
+    def _wait(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, permit: Permit) -> T:
         try:
             self._deadline.set(self._settings.timeout_s)
             found = send(self._on_this_thread())
         except Exception as error:
             return self._fail(permit, error, failed)
+        except BaseException:  # interrupted: nothing is known about the server
+            self._breaker.excuse(permit)
+            raise
         return self._succeed(permit, read, found)
 
     async def _await(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, permit: Permit) -> T:

@@ -6,20 +6,36 @@ it was written into the cache, or nothing that anything is decided by. It may fo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from onefold._idempotency.model import Record
 from onefold._kernel.telemetry.cache_events import LookOutcome, StoreOutcome
 
 T = TypeVar("T")
 
-#: For `Onefold` the value itself, for `AsyncOnefold` the value or what gives it when it is awaited.
-Maybe: TypeAlias = Awaitable[T] | T
-
 #: How much longer an erased key may be replayed, and how late at most what another process stored is seen.
 TTL_S: Final = 60.0
 ANSWER_BYTES_MAX: Final = 256 * 1024
+
+
+class CacheQuestion(Generic[T]):
+    """What a server is to be asked: a task awaits it, a thread calls `wait`. Only what runs the request knows which it
+    is: `Onefold` may serve an ASGI application, on a loop that must not wait, and a thread of it may run a loop, in a
+    notebook."""
+
+    __slots__ = ("_begin", "wait")
+
+    def __init__(self, wait: Callable[[], T], begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.wait = wait
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._begin().__await__()
+
+
+#: What a cache answers: the value itself, or what is to be asked for it.
+Maybe: TypeAlias = CacheQuestion[T] | T
 
 
 class Look(NamedTuple):
@@ -62,11 +78,11 @@ class AnswerCache(Protocol):
         ...
 
     def close(self) -> None:
-        """What `Onefold` has opened."""
+        """What threads have opened, and, without waiting for it, what was opened on the running loop."""
         ...
 
     async def aclose(self) -> None:
-        """What `AsyncOnefold` has opened on the running loop."""
+        """What was opened on the running loop."""
         ...
 
 
@@ -74,6 +90,4 @@ class AnswerCache(Protocol):
 class CacheSettings(Protocol):
     """What users give: a cache that each application opens for itself, so that no two share their answers."""
 
-    def open_answers(self, *, asynchronous: bool) -> AnswerCache:
-        """`asynchronous`: its application awaits what the cache gives. Else it gives values, on any thread."""
-        ...
+    def open_answers(self) -> AnswerCache: ...

@@ -21,9 +21,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from onefold._idempotency.cache.answer_cache import AnswerCache, CacheSettings, Look
+from onefold._idempotency.cache.answer_cache import AnswerCache, CacheQuestion, CacheSettings, Look, Maybe
 from onefold._idempotency.model import (
     SCHEMA_VERSION,
     Answer,
@@ -46,6 +46,8 @@ from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
 from onefold.errors import ConfigurationError, OnefoldError, StatementRefused
+
+T = TypeVar("T")
 
 #: How long a mark may keep a waiting request from asking the database again.
 WATCH_S: Final = 0.5
@@ -176,10 +178,15 @@ class CachedStore:
     async def _ask(self, question: Callable[[], Any], otherwise: Any) -> Any:
         """Whatever a cache raises, the request goes on: it may be committed."""
         try:
-            return await Call(question)
+            return await _answer(question)
         except Exception:
             _log.warning("the answer cache failed, and the database is asked", exc_info=True)
             return otherwise
+
+
+async def _answer(question: Callable[[], Maybe[T]]) -> T:
+    found: Maybe[T] = await Call(question)  # a task has awaited it
+    return found.wait() if isinstance(found, CacheQuestion) else found
 
 
 def _judge(ask: Ask, record: Record) -> Claim | None:
@@ -212,7 +219,7 @@ class CachedStores:
                 f"cache={show(given)} is not an answer cache: give one of onefold.caches, as in "
                 "cache=onefold.caches.MemoryCache(), or None"
             )
-        self.cache = given.open_answers(asynchronous=asynchronous)
+        self.cache = given.open_answers()
         self._dialect = dialect
         self._listener = listener
         self._asynchronous = asynchronous
@@ -255,7 +262,7 @@ class CachedStores:
         """An operator has erased what is stored under these digests, and COMMIT was answered."""
         if not self.cache.bound:
             await self.bind()
-        if not await Call(functools.partial(self.cache.forget, digests)):
+        if not await _answer(functools.partial(self.cache.forget, digests)):
             _log.warning(
                 "the answer cache could not be told that %s was erased: it may be replayed until its ttl_s is over",
                 ", ".join(digest.hex() for digest in digests),

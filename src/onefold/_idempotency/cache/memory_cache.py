@@ -48,7 +48,7 @@ class MemoryCache:
         require("answer_bytes_max", self.answer_bytes_max, least=0, most=self.bytes_max - ENTRY_BYTES, whole=True)
         require("ttl_s", self.ttl_s, least=0.001, most=86_400)
 
-    def open_answers(self, *, asynchronous: bool = False) -> MemoryAnswers:
+    def open_answers(self) -> MemoryAnswers:
         return MemoryAnswers(self)
 
 
