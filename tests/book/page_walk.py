@@ -27,7 +27,7 @@ from tests.support.patience import PATIENCE_S
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 #: Pages of docs/ whose steps build on each other. The programs of all others stand for themselves.
-WALKED = ("tutorial.md", "multi-tenant.md")
+WALKED = ("tutorial.md", "multi-tenant.md", "alembic.md")
 
 #: What a reader does once, and the tests have done already.
 _DONE = ("pip ", "mkdir ", "cd ", "python3 -m venv ")
@@ -49,7 +49,7 @@ class Walk:
     def walk(self, page: str) -> None:
         for language, text in _BLOCK.findall(page):
             if language == "python":
-                name = re.match(r"# (\w+\.py)\n", text)
+                name = re.match(r"# ([\w/]+\.py)\n", text)
                 assert name is not None, f"a program without a name:\n{text}"
                 (self.folder / name[1]).write_text(self._localise(text))
             elif language == "console":
@@ -95,6 +95,8 @@ class Walk:
                 self._start(arguments[0], command_line(), *MAIN, *arguments[:-1])
             case ["onefold", *arguments]:
                 return self._run_python(command_line(), *MAIN, *arguments)
+            case ["alembic", *arguments]:
+                return self._run_python(fork_server(), "-m", "alembic", *arguments)
             case ["python", *arguments]:
                 return self._run_python(fork_server(), *arguments)
             case _:

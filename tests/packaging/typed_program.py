@@ -18,6 +18,7 @@ from flask import Flask
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import JSONResponse, Response
 
+import onefold.alembic
 import onefold.arq
 import onefold.celery
 import onefold.dramatiq
@@ -193,6 +194,7 @@ async def stock(body: dict[str, str], tx: Transaction[AsyncSqlite]) -> None: ...
 async def parcels(context: dict[str, Any], tx: Transaction[AsyncSqlite]) -> None: ...
 
 
+ALEMBIC = (onefold.alembic.include_name, onefold.alembic.upgrade)
 QUEUES = (onefold.celery.handled_once, onefold.dramatiq.handled_once, onefold.taskiq.handled_once)
 
 

@@ -43,6 +43,7 @@ MODULES: Final = (
     "onefold.flask",
     "onefold.starlette",
     "onefold.sqlalchemy",
+    "onefold.alembic",
     "onefold.faststream",
     "onefold.celery",
     "onefold.dramatiq",

@@ -10,9 +10,9 @@ leave a schema that the release before it can work with (its statements are reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import dedent
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement
@@ -97,6 +97,26 @@ def script(dialect: str, migrations: Migrations, *, after: int = 0) -> str:
         statements += _texts_of(version, migrations)
     body = "".join(f"{dedent(statement).strip()};\n\n" for statement in statements)
     return f"-- onefold for {dialect}, versions {missing}\n\nBEGIN;\n\n{body}COMMIT;\n"
+
+
+def lock_statements(dialect: str) -> list[str]:
+    """What makes those who migrate at once wait for each other."""
+    return [_QUALIFY[dialect](text) for text in _LOCK[dialect]]
+
+
+def read_applied(dialect: str, fetch: Callable[[str], Sequence[Sequence[Any]]]) -> set[int] | None:
+    """What is applied, asked on a connection that another tool has begun a transaction on. None: nothing ever was."""
+    if not fetch(_QUALIFY[dialect](_EXISTS[dialect])):
+        return None
+    return {row[0] for row in fetch(_APPLIED)}
+
+
+def missing_statements(dialect: str, migrations: Migrations, applied: set[int] | None) -> list[str]:
+    """What has to be executed where so much is applied, without the limits of a transaction."""
+    texts = [_CREATE[dialect]] if applied is None else []
+    for version in _missing(migrations, applied or set()):
+        texts += _texts_of(version, migrations)
+    return [_QUALIFY[dialect](text) for text in texts]
 
 
 def _to_statements(dialect: str, texts: Iterable[str]) -> list[Statement]:
