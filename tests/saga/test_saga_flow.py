@@ -15,6 +15,7 @@ from onefold._saga.saga_names import check_name, check_saga_id, step_key, undo_k
 from onefold._saga.step_call import StepCall
 from onefold.errors import ConfigurationError
 from onefold.sagas import (
+    Abort,
     EngineFault,
     NotInAStep,
     Saga,
@@ -170,6 +171,9 @@ async def test_two_steps_at_once_stop_the_saga() -> None:
         (lambda s: s.step("a", print, undo=1), "undo of step 'a' is 1"),
         (lambda s: s.step("a", print, retry=3), "retry=3 of step 'a'"),
         (lambda s: s.step("a", print, object()), "argument 1 of step 'a' cannot be recorded"),
+        (lambda s: s.step("a", lambda: None, 1), "step 'a' gives <lambda>() what it does not take"),
+        (lambda s: s.step("a", print, 1, undo=lambda: None), "step 'a' gives its undo <lambda>() what"),
+        (lambda s: s.tx("a", print, undo=lambda: None), "step 'a' gives its undo <lambda>() what"),
         (lambda s: s.tx("a", print), "needs an engine that shares your database"),
         (lambda s: s.sleep(-1), "seconds"),
         (lambda s: s.wait("a b"), "signal 'a b' must be"),
@@ -320,6 +324,30 @@ async def test_a_compensation_that_never_ends_is_logged_as_an_error(caplog: pyte
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 2  # two rounds of three attempts
     assert all(text.startswith("saga unlucky is stuck: the compensation of step a failed in round") for text in errors)
+
+
+async def test_a_compensation_is_done_whatever_it_returns(caplog: pytest.LogCaptureFixture) -> None:
+    """An answer of an SDK, say: its effect has happened, and what it gave is asked for by nothing."""
+    undone: list[str] = []
+
+    def undo() -> object:
+        undone.append(key())
+        return object()
+
+    def fail() -> None:
+        raise Abort("no")
+
+    @saga("answers")
+    async def answers(s: Saga, o: None) -> None:
+        await s.step("a", print, undo=undo)
+        await s.step("b", fail, undo=undo)
+
+    kept = kept_of(answers, "answers", None)
+    assert (await run_saga(answers, kept.start, MemoryContext(kept)))["outcome"] == "compensated"
+    assert undone == ["answers:b:undo", "answers:a:undo"]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2
+    assert "saga answers: step b is undone, and what its compensation returned is not kept" in told[0]
 
 
 @dataclass

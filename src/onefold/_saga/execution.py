@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import count
@@ -169,6 +170,7 @@ class Saga:
         what = f"step {name!r}"
         self._check(what)
         self._refuse(lambda: self._check_step(name, function, undo, retry))
+        self._refuse(lambda: _check_arguments(name, function, undo, given_first, len(args)))
         types = parameter_types(function, len(args), after=given_first)
         try:
             given = tuple(
@@ -284,6 +286,28 @@ class Saga:
         fault = EngineFault(f"{stopping(self.id)}{why}")
         self._fault = fault
         return fault
+
+
+def _check_arguments(
+    name: str, function: Callable[..., Any], undo: Callable[..., Any] | None, given_first: int, count: int
+) -> None:
+    """Refuse what could not be called: of a compensation that would show when its step has happened, and for ever."""
+    for role, each in (("", function), ("its undo ", undo)):
+        if each is None:
+            continue
+        try:
+            signature = inspect.signature(each)
+        except (TypeError, ValueError):  # written in C
+            continue
+        try:
+            signature.bind(*[None] * (given_first + count))
+        except TypeError as error:
+            called = getattr(each, "__name__", type(each).__name__)
+            session = "a session and " if given_first else ""
+            raise ConfigurationError(
+                f"step {name!r} gives {role}{called}{signature} what it does not take ({error}): a step and its undo "
+                f"are called with {session}the arguments of the step, here {count}"
+            ) from None
 
 
 async def run_saga(

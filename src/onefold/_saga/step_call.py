@@ -108,13 +108,20 @@ class StepCall:
 
     def record(self, value: object) -> Json:
         """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for
-        a mistake in the code would hide it. Repaired code runs the step again, under the same key."""
+        a mistake in the code would hide it. Repaired code runs the step again, under the same key. That of a
+        compensation is left out: what is undone is undone, and nothing asks for it."""
         try:
             result = encode(
                 value, result_type_of(self.function), what=f"the result of step {self.journal_name!r}, which has run,"
             )
         except ResultNotSerializable as error:
-            raise EngineFault(f"{stopping(self.saga_id)}{error}") from None
+            if not self.undo:
+                raise EngineFault(f"{stopping(self.saga_id)}{error}") from None
+            _log.warning(
+                "saga %s: step %s is undone, and what its compensation returned is not kept: %s",
+                self.saga_id, self.step, error,
+            )  # fmt: skip
+            result = None
         return {"result": result, "attempts": len(self.failures) + 1, "failures": self.failures[:FAILURES_MAX]}
 
     def failure(self, error: str, *, aborted: bool) -> Json:
