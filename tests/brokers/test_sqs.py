@@ -330,6 +330,74 @@ async def test_missing_rights_and_credentials_are_told_at_the_start(monkeypatch:
         await SqsBroker(f"sqs://{REGION}?endpoint=http://{HOST}:1").open()
 
 
+async def test_a_missing_right_to_read_tags_is_named_with_what_does_without() -> None:
+    """To leave such a queue out could lose events: it may be a consumer's."""
+    session = Scripted(list_queue_tags=failing("AccessDenied", "ListQueueTags"))
+    with pytest.raises(ConfigurationError, match=r"ListQueueTags.*so it is.*queues=\{"):
+        await SqsBroker(f"sqs://{REGION}", session=session).open()
+
+
+async def test_queues_that_others_made_are_used_without_the_rights_to_list_tag_or_make_any(moto: PrivateMoto) -> None:
+    client = moto.session.client("sqs", region_name=REGION, endpoint_url=moto.url)
+    name = queue_name("terraform", "billing", fifo=True)
+    url = client.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    rights = OnlyTheseCalls(client, "send_message_batch", "receive_message", "delete_message_batch")
+    broker = SqsBroker(
+        f"sqs://{REGION}/terraform", session=rights, poll_s=1, confirm_s=PATIENCE_S, queues={url: ["order.>"]}
+    )
+    await broker.open()
+    subscription = await broker.subscribe("billing", [TOPIC])
+    placed, other = await broker.publish([message(1), message(2, topic="refund.made")])
+    assert placed is None
+    assert isinstance(other, TopicNotSubscribed)
+    found = await subscription.receive(1, PATIENCE_S)
+    assert [each.message and each.message.id for each in found] == ["m1"]
+    await subscription.ack(found)
+    assert [(seen.consumer, seen.waiting) for seen in await broker.subscriptions([])] == [("billing", None)]
+    with pytest.raises(ConfigurationError, match=r"'billing' wants 'refund.made'.*queues="):
+        await broker.subscribe("billing", ["refund.made"])
+    with pytest.raises(ConfigurationError, match=r"queues= has no queue 'terraform-shipping.fifo'"):
+        await broker.subscribe("shipping", [TOPIC])
+    await broker.unsubscribe("billing", [TOPIC])
+    with pytest.raises(ConfigurationError, match=r"'billing'.*queues="):
+        await broker.remove("billing")
+    client.delete_queue(QueueUrl=url)
+    with pytest.raises(BrokerUnavailable, match=r"the queue is gone.*queues="):
+        await subscription.receive(1, PATIENCE_S)
+    await broker.close()
+
+
+class OnlyTheseCalls:
+    """Credentials that have few rights, as a session."""
+
+    def __init__(self, client: Any, *allowed: str) -> None:
+        self._client, self._allowed = client, allowed
+
+    def client(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def close(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name) if name in self._allowed else failing("AccessDenied", name)
+
+
+@pytest.mark.parametrize(
+    ("queues", "named"),
+    [
+        ({}, "queues={}"),
+        (["http://q/a.fifo"], r"queues=\[.*the topics of each"),
+        ({"onefold-a.fifo": [TOPIC]}, "onefold-a.fifo.*address"),
+        ({"https://sqs/1/onefold-a": [TOPIC]}, r"'onefold-a'.*ends in \.fifo"),
+        ({"https://sqs/1/onefold-a.fifo": TOPIC}, "a list of topics"),
+        ({"https://sqs/1/onefold-a.fifo": ["a b"]}, "'a b'"),
+    ],
+)
+def test_queues_that_are_named_wrongly_are_refused(queues: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        SqsBroker(f"sqs://{REGION}", queues=queues)
+
+
 async def test_an_endpoint_that_is_away_is_unavailable_and_no_text_has_a_secret() -> None:
     session = boto3.Session(aws_access_key_id="hunter1", aws_secret_access_key="hunter2", aws_session_token="hunter3")
     url = f"sqs://{REGION}?endpoint=http://hunter4:hunter5@{HOST}:1"

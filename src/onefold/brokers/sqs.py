@@ -25,7 +25,7 @@ from onefold._policy.ranges import require
 from onefold.brokers._addresses import check_address
 from onefold.brokers._sqs_calls import QueueMissing, RightMissing, SqsCalls
 from onefold.brokers._sqs_entries import SqsEntry, entry_of, pack
-from onefold.brokers._sqs_queues import ConsumerQueue, queue_name, queue_of, tag_of, topic_tags
+from onefold.brokers._sqs_queues import ConsumerQueue, find_named, queue_name, queue_of, read_queues, tag_of, topic_tags
 from onefold.brokers._sqs_subscription import SqsSubscription
 from onefold.errors import BrokerError, BrokerUnavailable, ConfigurationError, MessageRefused, TopicNotSubscribed
 
@@ -41,6 +41,13 @@ _COUNTS: Final = (
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesNotVisible",
     "ApproximateNumberOfMessagesDelayed",
+)
+
+
+#: Left out, a queue whose tags cannot be read would miss its events for good: it may be a consumer's.
+_WITHOUT_RIGHTS: Final = (
+    "Without the rights to list queues and their tags events are sent to the queues that you name, with their topics: "
+    "SqsBroker(..., queues={address: [topic, ...]})"
 )
 
 
@@ -64,12 +71,14 @@ class SqsBroker:
         discovery_s: float = 30.0,
         retention_s: int = 7 * 86_400,
         message_bytes_max: int = _BYTES_MAX,
+        queues: Mapping[str, Sequence[str]] | None = None,
         session: Any = None,
     ) -> None:
         """`fifo=False` makes standard queues: events come in any order, and SQS discards none that it got twice.
 
         `lease_s` is the visibility time-out of a message that is being handled; it is renewed. `poll_s` is for how long
-        one request waits for messages, and so for how long `close` may take. `session` is a `boto3.Session`."""
+        one request waits for messages, and so for how long `close` may take. `queues` has the addresses of queues that
+        others made, and the topics of each: none is looked for, made or tagged. `session` is a `boto3.Session`."""
         require("lease_s", lease_s, least=1, most=43_200, whole=True)
         require("confirm_s", confirm_s, least=0.1, most=600)
         require("poll_s", poll_s, least=1, most=20, whole=True)
@@ -100,6 +109,7 @@ class SqsBroker:
             f"SQS at {redact(url)}", region=region, endpoint=endpoint, confirm_s=confirm_s, poll_s=poll_s,
             session=session,
         )  # fmt: skip
+        self._named = read_queues(queues, self._prefix, fifo=fifo)
         self._queues: Sequence[ConsumerQueue] = ()
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
@@ -112,7 +122,9 @@ class SqsBroker:
             await self._look()
         except BaseException as error:
             await self.close()
-            if isinstance(error, MessageRefused | RightMissing):
+            if isinstance(error, RightMissing):
+                raise ConfigurationError(f"{error}. {_WITHOUT_RIGHTS}") from error
+            if isinstance(error, MessageRefused):
                 raise ConfigurationError(str(error)) from error
             raise
 
@@ -158,13 +170,15 @@ class SqsBroker:
             raise ConfigurationError(f"consumer {consumer!r} cannot have its queue: {error}") from error
         self._forget_queues()
         subscription = SqsSubscription(
-            self._calls, url, lambda: self._make_queue(consumer, topics), lease_s=self._lease_s, poll_s=self._poll_s
+            self._calls, url, lambda: self._make_again(consumer, topics), lease_s=self._lease_s, poll_s=self._poll_s
         )
         self._subscriptions = {*(each for each in self._subscriptions if not each.is_closed), subscription}
         return subscription
 
     async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
         """What is in the queue already stays there: it cannot be told apart."""
+        if self._named is not None:  # its topics are what queues= says
+            return
         found = await self._find(consumer)
         gone = [tag_of(topic) for topic in topics if found is not None and topic in found.topics]
         if found is not None and gone:
@@ -176,13 +190,24 @@ class SqsBroker:
         await self._look()
         found: list[SubscriptionSeen] = []
         for queue in self._queues:
-            counts = await self._calls.call("get_queue_attributes", QueueUrl=queue.url, AttributeNames=list(_COUNTS))
-            waiting = sum(int(count) for count in counts.get("Attributes", {}).values())
+            waiting = await self._count(queue)
             found.append(SubscriptionSeen(consumer=queue.consumer, topics=tuple(sorted(queue.topics)), waiting=waiting))
         return sorted(found, key=lambda each: each.consumer)
 
+    async def _count(self, queue: ConsumerQueue) -> int | None:
+        """None: there is no right to."""
+        try:
+            counts = await self._calls.call("get_queue_attributes", QueueUrl=queue.url, AttributeNames=list(_COUNTS))
+        except RightMissing:
+            return None
+        return sum(int(count) for count in counts.get("Attributes", {}).values())
+
     async def remove(self, consumer: str) -> int | None:
         """SQS makes no queue of the same name again within a minute."""
+        if self._named is not None:
+            raise ConfigurationError(
+                f"consumer {consumer!r}: its queue is one of SqsBroker's queues=, which others made and delete"
+            )
         for each in await self.subscriptions([consumer]):
             if each.consumer == consumer and (queue := await self._find(consumer)) is not None:
                 await self._calls.call("delete_queue", QueueUrl=queue.url)
@@ -210,6 +235,9 @@ class SqsBroker:
 
     async def _look(self) -> None:
         """List the queues and what each is tagged with."""
+        if self._named is not None:
+            self._queues = self._named
+            return
         async with self._looking:
             urls: list[str] = []
             page: dict[str, Any] = {}
@@ -248,6 +276,8 @@ class SqsBroker:
         """The consumer's queue, with these topics and those that it has. Attributes of one that is there stay as they
         are: they may have been changed by hand."""
         name = queue_name(self._prefix, consumer, fifo=self._fifo)
+        if self._named is not None:
+            return find_named(self._named, name, consumer, topics)
         try:
             url = str((await self._calls.call("get_queue_url", QueueName=name))["QueueUrl"])
             queue = await self._read_tags(url)
@@ -267,6 +297,11 @@ class SqsBroker:
         if queue is None or every != set(queue.topics):
             await self._calls.call("tag_queue", QueueUrl=url, Tags=topic_tags(consumer, topics))
         return url
+
+    async def _make_again(self, consumer: str, topics: Sequence[str]) -> None:
+        if self._named is not None:
+            raise ConfigurationError("it is one of SqsBroker's queues=, which others make")
+        await self._make_queue(consumer, topics)
 
     async def _send(self, url: str, batch: Sequence[SqsEntry]) -> dict[int, Confirm]:
         """What became of each entry, by its index."""
