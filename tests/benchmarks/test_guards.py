@@ -19,7 +19,15 @@ from onefold._steps.step_records import StepRecords
 
 #: WAL and transaction ids are the whole server's: whatever else it does at that moment counts, too. `make bench` looks.
 COUNTED: Final[frozenset[Unit]] = frozenset(
-    {"round trips", "bytes sent", "function calls", "statements", "commits", "hops between threads"}
+    {
+        "round trips",
+        "bytes sent",
+        "function calls",
+        "share of instructions",
+        "statements",
+        "commits",
+        "hops between threads",
+    }
 )
 
 

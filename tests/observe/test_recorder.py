@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from onefold import AsyncOnefold, Retrying
 from onefold._kernel.telemetry import join
 from onefold._observe import prometheus_backend
 from onefold._observe.instrument_table import INSTRUMENTS, MOVES
-from onefold._observe.recorder import OTHER, VALUES_MAX
+from onefold._observe.instruments import Instrument, Labels
+from onefold._observe.prometheus_backend import PrometheusBackend
+from onefold._observe.recorder import HELD_MAX, OTHER, VALUES_MAX, HoldingRecorder, Record
 from onefold.errors import ConfigurationError
 from onefold.prometheus import prometheus_metrics
 from onefold.telemetry import Claimed, Event, Reaped, Settled
@@ -58,7 +63,6 @@ def test_counters_and_histograms_move_the_same_where_prometheus_client_has_no_su
     for duration in durations:
         listener(Claimed("POST /a", "run"))
         listener(Settled("POST /a", 201, body_kept=True, elapsed_s=duration))
-    assert len(by_public) == (2 * len(durations) if is_hidden else 0)
     values = functools.partial(registry.get_sample_value, labels={"operation": "POST /a", "end": "stored"})
     assert registry.get_sample_value("onefold_requests_total", {"operation": "POST /a", "outcome": "run"}) == 5
     assert values("onefold_request_duration_seconds_count") == 5
@@ -72,6 +76,105 @@ def test_counters_and_histograms_move_the_same_where_prometheus_client_has_no_su
     assert {le: buckets[le] for le in ("0.001", "0.0025", "10.0", "30.0", "+Inf")} == {
         "0.001": 2, "0.0025": 3, "10.0": 3, "30.0": 4, "+Inf": 5,
     }  # fmt: skip
+    assert len(by_public) == (2 * len(durations) if is_hidden else 0)
+
+
+def test_no_event_is_lost_or_counted_twice_while_threads_tell_and_others_ask() -> None:
+    registry = CollectorRegistry()
+    listener = prometheus_metrics(registry)
+    each, threads = 40 * HELD_MAX + 7, 4
+
+    def tell_all() -> None:
+        for number in range(each):
+            listener(Claimed("POST /a", "replay" if number % 2 else "run"))
+            listener(Settled("POST /a", 201, body_kept=True, elapsed_s=0.5))
+
+    switching_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads + 1) as pool:
+            telling = [pool.submit(tell_all) for _ in range(threads)]
+            asked = [generate_latest(registry)]
+            while not all(thread.done() for thread in telling):
+                asked.append(generate_latest(registry))
+            for thread in telling:
+                thread.result()
+    finally:
+        sys.setswitchinterval(switching_s)
+    values = {(sample.name, *sorted(sample.labels.values())): sample.value
+              for family in registry.collect() for sample in family.samples}  # fmt: skip
+    told = threads * each
+    assert values["onefold_requests_total", "POST /a", "run"] + values["onefold_duplicates_total", "http"] == told
+    assert values["onefold_request_duration_seconds_count", "POST /a", "stored"] == told
+    assert values["onefold_request_duration_seconds_bucket", "0.5", "POST /a", "stored"] == told
+    assert values["onefold_request_duration_seconds_sum", "POST /a", "stored"] == told / 2
+
+
+def test_a_drain_that_forgets_what_is_told_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drain(self: HoldingRecorder) -> None:
+        for kind, held in self._held.items():
+            if events := list(held):
+                self._move(self._remembering[kind], events)
+                held.clear()
+
+    monkeypatch.setattr(HoldingRecorder, "_drain", drain)
+    with pytest.raises(AssertionError):
+        test_no_event_is_lost_or_counted_twice_while_threads_tell_and_others_ask()
+
+
+def test_events_are_held_until_the_numbers_are_asked_for_and_only_so_many() -> None:
+    moved: list[tuple[float, ...]] = []
+
+    class Numbers:
+        def bind(self, instrument: Instrument, labels: Labels) -> Record:
+            return lambda amounts: moved.append(tuple(amounts))
+
+    listener = HoldingRecorder(Numbers())
+    for _ in range(HELD_MAX - 1):
+        listener(Claimed("POST /a", "run"))
+    assert moved == []
+    listener(Claimed("POST /a", "run"))
+    assert moved == [(1.0,) * HELD_MAX]
+    listener(Claimed("POST /a", "run"))
+    listener.catch_up()
+    assert moved[1:] == [(1.0,)]
+
+
+def test_an_event_that_cannot_be_counted_is_logged_and_the_page_has_all_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = CollectorRegistry()
+    listener = prometheus_metrics(registry)
+    for duration in (None, 1.0):
+        listener(Claimed("POST /a", "run"))
+        listener(Settled(f"POST /{duration}", 201, body_kept=True, elapsed_s=duration))  # type: ignore[arg-type]
+    assert registry.get_sample_value("onefold_requests_total", {"operation": "POST /a", "outcome": "run"}) == 2
+    labels = {"operation": "POST /1.0", "end": "stored"}
+    assert registry.get_sample_value("onefold_request_duration_seconds_count", labels) == 1
+    assert [record.getMessage()[:34] for record in caplog.records] == ["1 events like Settled(operation='P"]
+
+
+def test_a_page_of_one_name_and_the_first_value_of_a_metric_are_up_to_date() -> None:
+    """`/metrics?name[]=...`: the registry asks only what has that name."""
+    registry = CollectorRegistry()
+    listener = prometheus_metrics(registry)
+    listener(Claimed("POST /a", "run"))
+    for told in (1, 2):
+        listener(Claimed("POST /a", "replay"))
+        page = generate_latest(registry.restricted_registry(["onefold_duplicates_total"])).decode()
+        assert f'onefold_duplicates_total{{hop="http"}} {told}.0' in page.splitlines()
+        assert "onefold_requests_total" not in page
+
+
+def test_a_child_that_is_forked_while_a_thread_of_its_parent_counts_can_be_asked() -> None:
+    listener = HoldingRecorder(PrometheusBackend())
+    with listener._draining:
+        child = os.fork()
+        if child == 0:
+            listener(Claimed("POST /a", "run"))
+            listener.catch_up()
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_listener_that_is_given_twice_is_told_once() -> None:

@@ -14,7 +14,7 @@ from onefold._idempotency.model import Record
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Flow
 from onefold._kernel.telemetry import tell
-from onefold._kernel.telemetry.request_events import Claimed, Outcome, Released, Settled
+from onefold._kernel.telemetry.request_events import Outcome, Released, Settled, claimed
 from onefold._kernel.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ReportedRequest:
 
     def _emit_claimed(self, outcome: Outcome) -> None:
         if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, Claimed(self.operation, outcome))
+            tell(self._guard.listener, claimed(self.operation, outcome))
             if self.trace is not None:
                 self.trace.note_claim(outcome)
 

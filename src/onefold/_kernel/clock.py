@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 
 def wall_ms() -> int:
@@ -10,9 +11,8 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def monotonic_s() -> float:
-    """Seconds since some moment: never backwards, and of no meaning to another process."""
-    return time.monotonic()
+#: Seconds since some moment: never backwards, and of no meaning to another process.
+monotonic_s: Final = time.monotonic
 
 
 def milliseconds(seconds: float) -> int:

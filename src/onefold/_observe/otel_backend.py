@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 from typing import Final
@@ -29,7 +29,13 @@ class OtelBackend:
     def bind(self, instrument: Instrument, labels: Labels) -> Record:
         if instrument not in self._made:
             self._made[instrument] = self._make(instrument)
-        return partial(self._made[instrument], attributes=dict(zip(instrument.labels, labels, strict=True)))
+        record = partial(self._made[instrument], attributes=dict(zip(instrument.labels, labels, strict=True)))
+
+        def record_each(amounts: Sequence[float]) -> None:
+            for amount in amounts:
+                record(amount)
+
+        return record_each
 
     def _make(self, instrument: Instrument) -> Callable[..., object]:
         name, unit, about, meter = instrument.name, instrument.unit, instrument.help, self._meter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 Outcome: TypeAlias = Literal[
@@ -21,6 +22,10 @@ class Claimed:
 
     operation: str
     outcome: Outcome
+
+
+#: One for all requests of an operation that came to the same: each tells it, and few are different.
+claimed: Final = lru_cache(maxsize=1024)(Claimed)
 
 
 @dataclass(frozen=True, slots=True)

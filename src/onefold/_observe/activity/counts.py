@@ -83,17 +83,17 @@ class ActivityCounts:
         return self._make_raise(series) if instrument.kind == "gauge" else self._make_add(series)
 
     def _make_add(self, series: _Series) -> Record:
-        def add(amount: float) -> None:
+        def add(amounts: Sequence[float]) -> None:
             with self._lock:
-                self._fresh[series] = self._fresh.get(series, 0) + int(amount)
+                self._fresh[series] = self._fresh.get(series, 0) + int(sum(amounts))
 
         return add
 
     def _make_raise(self, series: _Series) -> Record:
         """The greatest value counts. 0 is what is not there."""
 
-        def raise_to(amount: float) -> None:
-            if amount > 0:
+        def raise_to(amounts: Sequence[float]) -> None:
+            if (amount := max(amounts)) > 0:
                 with self._lock:
                     self._fresh[series] = max(self._fresh.get(series, 0), ceil(amount))
 
@@ -153,5 +153,5 @@ def _age(key: tuple[_Span, _Series]) -> int:
     return sum(key[0])
 
 
-def _ignore(amount: float) -> None:
+def _ignore(amounts: Sequence[float]) -> None:
     """Of an instrument that has no history."""
