@@ -30,7 +30,7 @@ def test_endpoints_are_added_listed_disabled_enabled_and_removed(shop: Shop) -> 
     [seen] = told(shop.onefold("endpoints", "list", *D, "--json"))
     assert seen["disabled"] is not None
     assert seen["error"].startswith("disabled by ")
-    assert shop.onefold("endpoints", "enable", "acme", *D).stdout == "enabled: acme\n"
+    assert told(shop.onefold("endpoints", "enable", "acme", *D, "--json")) == {"enabled": "acme"}
     assert shop.onefold("endpoints", "remove", "acme", *D, given="n\n").returncode == 1
     assert shop.onefold("endpoints", "remove", "acme", *D, "-y").stdout == "removed: acme\n"
     assert "there is no endpoint 'acme'" in one_line(shop.onefold("endpoints", "enable", "acme", *D))

@@ -25,7 +25,7 @@ def test_a_consumer_is_paused_says_so_and_is_resumed(shop: Shop) -> None:
         mistyped = shop.onefold("consumers", "pause", "shipp", *D)
         assert "no consumer 'shipp' has been seen in this database; did you mean 'ship'?" in one_line(mistyped)
         assert shop.rows("SELECT consumer FROM onefold_pause") == [("ship",)]
-        assert shop.onefold("consumers", "resume", "ship", *D).stdout == "resumed: ship\n"
+        assert told(shop.onefold("consumers", "resume", "ship", *D, "--json")) == {"resumed": "ship"}
         until(lambda: shop.shipped() == ["a"])
     assert "consumer 'ship' is not paused" in one_line(shop.onefold("consumers", "resume", "ship", *D))
 

@@ -10,7 +10,7 @@ import pytest
 
 from onefold.sagas import Compensated
 from onefold.sagas.dbos import Dbos
-from tests.cli.commands import onefold
+from tests.cli.commands import onefold, told
 from tests.saga.conformance.cases import seen, until
 from tests.saga.conformance.sagas import SAGAS, WORLD, mistaken, order, patient
 from tests.support.fork_server import ROOT
@@ -61,8 +61,8 @@ async def test_sagas_are_listed_shown_cancelled_and_retried_from_another_process
         assert (refused.returncode, "Traceback" in refused.stderr) == (1, False), refused.stderr
         assert "saga 'cli-waits' is running" in refused.stderr
 
-        cancelled = onefold("saga", "cancel", "sagashop:engine", "cli-waits", "--actor", "ann", cwd=shop)
-        assert cancelled.returncode == 0, cancelled.stderr
+        cancelled = onefold("saga", "cancel", "sagashop:engine", "cli-waits", "--actor", "ann", "--json", cwd=shop)
+        assert told(cancelled) == {"asked_to_cancel": "cli-waits"}
         with pytest.raises(Compensated, match="cancelled by ann"):
             await engine.result("cli-waits", timeout_s=PATIENCE_S)
         assert WORLD.of("cli-waits") == ["reserve", "release"]
@@ -70,8 +70,8 @@ async def test_sagas_are_listed_shown_cancelled_and_retried_from_another_process
         assert actions == [("retry", "ann"), ("cancel", "ann")]
 
         WORLD.broken.add("fixed cli-stops")
-        retried = onefold("saga", "retry", "sagashop:engine", "cli-stops", "--actor", "bob", cwd=shop)
-        assert retried.returncode == 0, retried.stderr
+        retried = onefold("saga", "retry", "sagashop:engine", "cli-stops", "--actor", "bob", "--json", cwd=shop)
+        assert told(retried) == {"resumed": "cli-stops"}
         assert await engine.result("cli-stops", timeout_s=PATIENCE_S) == "repaired"
         again = onefold("saga", "retry", "sagashop:engine", "cli-stops", cwd=shop)
         assert (again.returncode, "has ended" in again.stderr) == (1, True)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from onefold._cli.options import ACTOR, DATABASE, NAME, actor_name
+from onefold._cli.options import ACTOR, DATABASE, JSON, NAME, actor_name
+from onefold._cli.output import tell
 from onefold._cli.session import ask, session
 from onefold._inbox.consumer import check_name
 from onefold._inbox.pausing import pause, pauses, resume
@@ -21,6 +22,7 @@ def pause_command(
     database: Annotated[str, DATABASE] = "",
     actor: Annotated[str, ACTOR] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Also one that was never seen here.")] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
     at the broker."""
@@ -35,7 +37,8 @@ def pause_command(
         is_paused = db.ask(pause(db.dialect, name, actor_name(actor)))
     if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
-    typer.echo(f"paused: {name}; its processes stop receiving within seconds, until: onefold consumers resume {name}")
+    hint = f"; its processes stop receiving within seconds, until: onefold consumers resume {name}"
+    tell("paused", name, hint, as_json=as_json)
 
 
 def _refuse_unseen(name: str, known: Collection[str]) -> None:
@@ -49,9 +52,12 @@ def _refuse_unseen(name: str, known: Collection[str]) -> None:
 
 
 def resume_command(
-    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
+    name: Annotated[str, NAME],
+    database: Annotated[str, DATABASE] = "",
+    actor: Annotated[str, ACTOR] = "",
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Resume a paused consumer."""
     if not ask(database, lambda dialect: resume(dialect, name, actor_name(actor))):
         raise ConfigurationError(f"consumer {name!r} is not paused")
-    typer.echo(f"resumed: {name}")
+    tell("resumed", name, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import DATABASE, JSON, NAME, YES, actor_name, confirm
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import answer, print_table, tell
 from onefold._cli.session import ask
 from onefold._kernel.effects import Flow
 from onefold._kernel.readable import moment
@@ -45,37 +45,46 @@ def add_command(
             envvar="ONEFOLD_ENDPOINT_SECRET", help="whsec_...; without one, the broker's own.", show_default=False
         ),
     ] = "",
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Add an endpoint, or change one. Relays have it within a second."""
     ask(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
-    typer.echo(f"added: {name}")
+    tell("added", name, as_json=as_json)
 
 
 @app.command("disable")
-def disable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
+def disable_command(
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False
+) -> None:
     """Send nothing to an endpoint. What waits for it stays in the outbox; new events are not kept for it."""
-    _act(database, name, lambda dialect: disable(dialect, name, f"disabled by {actor_name('')}"), "disabled")
+    by = f"disabled by {actor_name('')}"
+    _act(database, name, lambda dialect: disable(dialect, name, by), "disabled", as_json=as_json)
 
 
 @app.command("enable")
-def enable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
+def enable_command(
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False
+) -> None:
     """Send to an endpoint again. For what became a dead letter meanwhile: onefold outbox retry --destination NAME."""
-    _act(database, name, lambda dialect: enable(dialect, name), "enabled")
+    _act(database, name, lambda dialect: enable(dialect, name), "enabled", as_json=as_json)
 
 
 @app.command("remove")
 def remove_command(
-    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", yes: Annotated[bool, YES] = False
+    name: Annotated[str, NAME],
+    database: Annotated[str, DATABASE] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Remove an endpoint. For what still waits for it: onefold outbox discard --destination NAME."""
     confirm(f"Remove the endpoint {name}?", yes=yes)
-    _act(database, name, lambda dialect: remove(dialect, name), "removed")
+    _act(database, name, lambda dialect: remove(dialect, name), "removed", as_json=as_json)
 
 
-def _act(database: str, name: str, question: Callable[[str], Flow[int]], done: str) -> None:
+def _act(database: str, name: str, question: Callable[[str], Flow[int]], done: str, *, as_json: bool) -> None:
     if ask(database, question) == 0:
         raise ConfigurationError(f"there is no endpoint {name!r} that could be {done}; see `onefold endpoints list`")
-    typer.echo(f"{done}: {name}")
+    tell(done, name, as_json=as_json)
 
 
 def _describe(each: EndpointSeen) -> dict[str, object]:

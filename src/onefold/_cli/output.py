@@ -70,6 +70,14 @@ def answer(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
+def tell(done: str, what: str, hint: str = "", *, as_json: bool) -> None:
+    """What was done to what: a line for people, or {"done": "what"}."""
+    if as_json:
+        answer({done.replace(" ", "_"): what})
+    else:
+        typer.echo(f"{done}: {what}{hint}")
+
+
 def tell_as_json(event: Event) -> None:
     """What a worker tells, as a line of JSON; not what waits, which is told every few seconds."""
     if isinstance(event, OutboxMeasured | FailedMessagesMeasured):

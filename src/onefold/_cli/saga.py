@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from onefold._cli.options import ACTOR, JSON, actor_name
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import answer, print_table, tell
 from onefold._cli.targets import load_target
 from onefold._kernel.readable import harmless
 from onefold._saga.engine import SagaEngine
@@ -86,13 +86,16 @@ def show_command(
 
 @app.command("retry")
 def retry_command(
-    target: Annotated[str, _TARGET], saga_id: Annotated[str, _ID], actor: Annotated[str, ACTOR] = ""
+    target: Annotated[str, _TARGET],
+    saga_id: Annotated[str, _ID],
+    actor: Annotated[str, ACTOR] = "",
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Have a stopped saga go on, with the code that its processes have now."""
 
     if not _ask(target, lambda engine: retry_saga(engine, saga_id, actor=actor_name(actor))):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to retry")
-    typer.echo(f"resumed: {saga_id}; a process that runs its saga goes on with it")
+    tell("resumed", saga_id, "; a process that runs its saga goes on with it", as_json=as_json)
 
 
 @app.command("cancel")
@@ -101,11 +104,13 @@ def cancel_command(
     saga_id: Annotated[str, _ID],
     actor: Annotated[str, ACTOR] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why, for its history.")] = "",
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Have a saga undo what it has done: its next step is not run, its pauses and waits end."""
     if not _ask(target, lambda engine: cancel_saga(engine, saga_id, actor=actor_name(actor), why=reason)):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to cancel")
-    typer.echo(f"asked to cancel: {saga_id}; `onefold saga show` says how far its compensations are")
+    hint = "; `onefold saga show` says how far its compensations are"
+    tell("asked to cancel", saga_id, hint, as_json=as_json)
 
 
 async def open_engine(target: str, value: object) -> SagaEngine:
