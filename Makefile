@@ -33,7 +33,7 @@ FOLDERS := $(wildcard src tests examples benchmarks book)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs docs-serve test quick check types bench coverage soak rabbitmq restate prometheus chromium clean
+.PHONY: help setup demo docs docs-serve test quick check types bench coverage soak rabbitmq restate prometheus pgbouncer chromium clean
 
 define HELP
 make demo     a shop of four services, its crashes and its retries, live, on one SQLite file;
@@ -48,6 +48,7 @@ make coverage the tests, and what they do not reach
 make soak     the long tests that `make test` leaves out
 make rabbitmq have apt install RabbitMQ, without its service; `make test` does so by itself where it may
 make prometheus  have apt install Prometheus, without its service; `make test` does so by itself where it may
+make pgbouncer have apt install PgBouncer, without its service; `make test` does so by itself where it may
 make chromium have apt install Chromium, for the tests of the console; `make test` does so by itself where it may
 make restate  have npm put Restate's server into the virtual environment; `make test` does so where npm is
 make clean    remove the virtual environment and every cache
@@ -74,6 +75,7 @@ docs-serve: $(READY)
 test: check
 	@$(may_install) && $(MAKE) --no-print-directory rabbitmq || echo "RabbitMQ is not installed here: its tests are skipped"
 	@$(may_install) && $(MAKE) --no-print-directory prometheus || echo "Prometheus is not installed here: its tests are skipped"
+	@$(may_install) && $(MAKE) --no-print-directory pgbouncer || echo "PgBouncer is not installed here: its tests are skipped"
 	@$(may_install) && $(MAKE) --no-print-directory chromium || echo "Chromium is not installed here: the tests in a browser are skipped"
 	@command -v npm >/dev/null && $(MAKE) --no-print-directory restate || echo "Restate's server is not installed here: its tests are skipped"
 	$(BIN)/python -m pytest $(SPREAD) $(PYTEST_ARGS)
@@ -106,6 +108,9 @@ rabbitmq: $(READY)
 
 prometheus: $(READY)
 	$(BIN)/python -m tests.support.prometheus_server
+
+pgbouncer: $(READY)
+	$(BIN)/python -c 'from tests.support.debian_packages import install_package; install_package("pgbouncer")'
 
 chromium: $(READY)
 	$(BIN)/python -m tests.support.chromium

@@ -1,8 +1,10 @@
-"""onefold through a real PgBouncer in transaction mode, with the drivers' statement caches off: docs/pgbouncer.md."""
+"""onefold through a real PgBouncer in transaction mode, with the drivers' statement caches off, and on:
+docs/pgbouncer.md. `make pgbouncer` has apt install it, without its service."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import socket
 import subprocess
@@ -21,12 +23,12 @@ import pytest
 from fastapi import FastAPI
 from psycopg_pool import AsyncConnectionPool
 
-from onefold import AsyncOnefold, Message, Transaction, single_principal
+from onefold import AsyncOnefold, Message, Onefold, Transaction, single_principal
 from onefold.fastapi import Tx
 from tests.support.patience import PATIENCE_S
 
 PROGRAM = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no pgbouncer: apt-get install pgbouncer")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no pgbouncer: `make pgbouncer`, as root")
 
 
 @pytest.fixture
@@ -80,35 +82,86 @@ async def psycopg_pool(dsn: str) -> AsyncIterator[Any]:
         yield pool
 
 
+@asynccontextmanager
+async def asyncpg_pool_with_cache(dsn: str) -> AsyncIterator[Any]:
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=6) as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def psycopg_pool_with_cache(dsn: str) -> AsyncIterator[Any]:
+    async with AsyncConnectionPool(dsn, min_size=1, max_size=6, kwargs={"prepare_threshold": 0}) as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def selling(pool: Any) -> AsyncIterator[tuple[list[int], AsyncOnefold, asyncio.Event]]:
+    """Ten requests with two keys at once: their answers, and what relays and consumes the two events."""
+    once = AsyncOnefold(pool, principal=single_principal, source="shop", broker="local")
+    app, handled = FastAPI(), asyncio.Event()
+    once.install(app)
+
+    @app.post("/orders")
+    @once.idempotent(required=True, wait_s=30)
+    async def order(tx: Tx[Any]) -> dict[str, bool]:
+        await tx.connection.execute("INSERT INTO made VALUES ('order')")
+        await tx.publish("order.placed", {}, key="k")
+        return {"placed": True}
+
+    @once.consumer("stock", topic="order.placed")
+    async def take(message: Message, tx: Transaction[Any]) -> None:
+        await tx.connection.execute("INSERT INTO made VALUES ('stock')")
+        tx.after_commit(handled.set)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test") as client:
+        asked = [client.post("/orders", headers={"Idempotency-Key": f'"{number % 2}"'}) for number in range(10)]
+        answers = [answer.status_code for answer in await asyncio.gather(*asked)]
+    yield answers, once, handled
+    await once.close()
+
+
+@pytest.fixture(autouse=True)
+def tables(postgres_dsn: str) -> None:
+    """Made on the server itself, as migrations are."""
+    with psycopg.connect(postgres_dsn) as database:
+        database.execute("CREATE TABLE made (what text)")
+    with closing(Onefold(postgres_dsn)) as once:
+        once.migrate()
+
+
 @pytest.mark.parametrize("make_pool", [asyncpg_pool, psycopg_pool])
 async def test_requests_and_messages_happen_once_through_pgbouncer(
     make_pool: Callable[[str], Any], bounced_dsn: str, postgres_dsn: str
 ) -> None:
-    with psycopg.connect(postgres_dsn) as database:
-        database.execute("CREATE TABLE made (what text)")
-    async with make_pool(bounced_dsn) as pool:
-        once = AsyncOnefold(pool, principal=single_principal, source="shop", broker="local")
-        app, handled = FastAPI(), asyncio.Event()
-        once.install(app)
-
-        @app.post("/orders")
-        @once.idempotent(required=True, wait_s=30)
-        async def order(tx: Tx[Any]) -> dict[str, bool]:
-            await tx.connection.execute("INSERT INTO made VALUES ('order')")
-            await tx.publish("order.placed", {}, key="k")
-            return {"placed": True}
-
-        @once.consumer("stock", topic="order.placed")
-        async def take(message: Message, tx: Transaction[Any]) -> None:
-            await tx.connection.execute("INSERT INTO made VALUES ('stock')")
-            tx.after_commit(handled.set)
-
-        await once.migrate()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test") as client:
-            asked = [client.post("/orders", headers={"Idempotency-Key": f'"{number % 2}"'}) for number in range(10)]
-            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 10
+    async with make_pool(bounced_dsn) as pool, selling(pool) as (answers, once, handled):
+        assert answers == [200] * 10
         with psycopg.connect(postgres_dsn) as database:
             assert database.execute("SELECT count(*) FROM made").fetchone() == (2,)
         async with once.relaying(), once.consuming():
             await asyncio.wait_for(handled.wait(), PATIENCE_S)
-        await once.close()
+
+
+class LogWatch(logging.Handler):
+    """Sets `seen` when a line has the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.seen = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            self.seen.set()
+
+
+@pytest.mark.parametrize("make_pool", [asyncpg_pool_with_cache, psycopg_pool_with_cache])
+async def test_control_with_the_cache_of_the_driver_on_the_same_does_not_go_through(
+    make_pool: Callable[[str], Any], bounced_dsn: str
+) -> None:
+    watch = LogWatch('prepared statement "')
+    logging.getLogger("onefold").addHandler(watch)
+    try:
+        async with make_pool(bounced_dsn) as pool, selling(pool) as (_, once, _), once.relaying(), once.consuming():
+            await asyncio.wait_for(watch.seen.wait(), PATIENCE_S)
+    finally:
+        logging.getLogger("onefold").removeHandler(watch)
