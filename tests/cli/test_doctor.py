@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis
 
 from onefold import Onefold
 from onefold._app.health_findings import HealthFinding
@@ -15,9 +16,11 @@ from onefold._app.setup_findings import (
     check_clock,
     check_connections,
     check_durability,
+    check_pool,
     check_pooler,
 )
 from onefold._kernel.effects import Acquire, Fetch, Flow, Release
+from onefold.testing.servers import PrivateValkey
 from tests.cli.commands import Shop, onefold, told
 from tests.support.scripts import play
 
@@ -131,6 +134,8 @@ def scripted(flow: Flow[HealthFinding], *answers: object) -> HealthFinding:
         (check_clock(1000.0), [(1005.0,)], "warn", "5.0 s behind the database"),
         (check_clock(1000.0), [(999.0,)], "good", "differs"),
         (check_connections(), [(81, 100)], "warn", "81 of 100 are taken"),
+        (check_pool(50), [(0, 100)], "warn", "1 such processes fit"),
+        (check_pool(20), [(0, 100)], "good", "4 such processes fit"),
         (check_connections(), [(79, 100)], "good", "79 of 100 are taken"),
     ],
 )
@@ -165,3 +170,65 @@ def test_the_routes_of_a_target_are_checked_too(shop: Shop) -> None:
     [finding] = [each for each in json.loads(answer.stdout)["findings"] if each["level"] != "good"]
     assert (finding["what"], answer.returncode) == ("Retention", 1)
     assert "POST /pay (60 s)" in finding["said"]
+
+
+APPLICATION = """\
+import asyncpg
+from starlette.applications import Starlette
+from onefold import AsyncOnefold, single_principal
+from onefold.console import Role, console
+
+
+def make():
+    once = AsyncOnefold({database}, principal=single_principal, broker={broker})
+    app = Starlette()
+    once.install(app)
+    app.mount("/console", console(once, authorize=lambda request: {verdict}))
+    return once
+"""
+
+
+def findings_of(shop: Shop, name: str, **given: str) -> dict[str, dict[str, str]]:
+    chosen = {"database": "'shop.db'", "broker": "'local'", "verdict": "None", **given}
+    (shop.folder / f"{name}.py").write_text(APPLICATION.format(**chosen))
+    answer = shop.onefold("doctor", f"{name}:make", "--json")
+    return {each["what"]: each for each in json.loads(answer.stdout)["findings"]}
+
+
+def test_a_console_that_lets_strangers_in_is_named(shop: Shop) -> None:
+    shut = findings_of(shop, "shut")
+    assert shut["Console"]["said"] == "At /console: a request without credentials is refused."
+    assert shut["Broker"]["said"] == "local answers; a confirm is a COMMIT of this database."
+    opened = findings_of(shop, "opened", verdict="Role.ACT")["Console"]
+    assert opened["level"] == "bad"
+    assert "with role act" in opened["said"]
+    assert "and can redrive and discard" in opened["said"]
+    raising = findings_of(shop, "raising", verdict="request.user.is_staff")["Console"]
+    assert (raising["level"], "authorize raised AssertionError" in raising["said"]) == ("good", True)
+
+
+def test_a_broker_that_would_lose_messages_or_is_away_is_named(shop: Shop, valkey: PrivateValkey) -> None:
+    """The private server evicts nothing and syncs; one that evicts is refused when it is opened."""
+    assert findings_of(shop, "away", broker="'nats://127.0.0.1:1'")["Broker"]["level"] == "bad"
+    address = repr(valkey.url)
+    assert "a power cut may take the last second" in findings_of(shop, "kept", broker=address)["Broker"]["said"]
+    with redis.Redis.from_url(valkey.url) as server:
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        server.config_set("maxmemory", "100mb")
+        try:
+            refused = findings_of(shop, "evicts", broker=address)["Broker"]
+        finally:
+            server.config_set("maxmemory", "0")
+            server.config_set("maxmemory-policy", "noeviction")
+    assert (refused["level"], "is refused" in refused["said"], "allkeys-lru" in refused["said"]) == ("bad", True, True)
+
+
+def test_the_pool_of_a_process_is_held_against_the_server(shop: Shop, postgres_dsn: str) -> None:
+    once = Onefold(postgres_dsn)
+    once.migrate()
+    once.close()
+    pool = f"asyncpg.create_pool({postgres_dsn!r}, min_size=0, max_size={{size}})"
+    small = findings_of(shop, "small", database=pool.format(size=5))["Pool"]
+    assert (small["level"], "A process opens up to 5 connections" in small["said"]) == ("good", True)
+    large = findings_of(shop, "large", database=pool.format(size=90))["Pool"]
+    assert (large["level"], large["way_out"].startswith("Lower the size of the pool")) == ("warn", True)

@@ -16,6 +16,8 @@ from onefold._kernel.effects import Fetch, Row, Statement
 UNREAPED_S: Final = 3600
 CLOCK_SKEW_S_MAX: Final = 2.0
 CONNECTIONS_SHARE_MAX: Final = 0.8
+#: One that serves and one that takes its place.
+PROCESSES_MIN: Final = 2
 #: Fewer dead rows than this are no matter, whatever their share.
 DEAD_ROWS_MIN: Final = 50_000
 #: Clients of onefold retry for half a minute by themselves; journals, queues and people retry for hours.
@@ -177,6 +179,21 @@ async def check_connections() -> HealthFinding:
             "Lower the sizes of the pools (processes x pool size < max_connections), or put PgBouncer between.",
         )
     return HealthFinding("Connections", "good", f"{used} of {most} are taken.")
+
+
+async def check_pool(size: int) -> HealthFinding:
+    """Of the application's own process, which opens at most so many."""
+    [(_, most)] = await _fetch(_CONNECTIONS)
+    fit = int(most * CONNECTIONS_SHARE_MAX) // size
+    said = f"A process opens up to {size} connections; the server takes {most}"
+    if fit < PROCESSES_MIN:
+        return HealthFinding(
+            "Pool",
+            "warn",
+            f"{said}: {fit} such processes fit, and a rolling deploy has twice as many.",
+            "Lower the size of the pool, raise max_connections, or put PgBouncer between.",
+        )
+    return HealthFinding("Pool", "good", f"{said}: {fit} such processes fit.")
 
 
 async def check_pooler() -> HealthFinding:

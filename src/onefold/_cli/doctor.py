@@ -11,18 +11,21 @@ import typer
 
 from onefold._app.base_app import run_flow
 from onefold._app.health_findings import HealthFinding, check_health
-from onefold._app.setup_findings import check_retention, check_setup
+from onefold._app.setup_findings import check_setup
+from onefold._cli.application_findings import check_application
 from onefold._cli.options import DATABASE, JSON, TARGET_HELP
 from onefold._cli.output import answer, print_table
 from onefold._cli.session import ask
-from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target
+from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.redaction import redact
 
 _STATES = {"good": "well", "warn": "look", "bad": "act"}
 
 
 def command(
-    target: Annotated[str, typer.Argument(help=f"{TARGET_HELP} Its routes are checked, too.")] = "",
+    target: Annotated[
+        str, typer.Argument(help=f"{TARGET_HELP} Its routes, pool, broker and console are checked, too.")
+    ] = "",
     database: Annotated[str, DATABASE] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -53,17 +56,8 @@ def _check_target(target: str) -> list[HealthFinding]:
     async def check() -> list[HealthFinding]:
         once = await open_target(target, value)
         try:
-            return [*await run_flow(once, _check), *_check_routes(once)]
+            return [*await run_flow(once, _check), *await check_application(once)]
         finally:
             await close_onefold(once)
 
     return asyncio.run(check())
-
-
-def _check_routes(once: AnyOnefold) -> list[HealthFinding]:
-    kept_s = {
-        operation: policy.retention_s
-        for routes in once._layer.applications
-        for operation, policy in routes.operations().items()
-    }
-    return [check_retention(kept_s.items())] if kept_s else []
