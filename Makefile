@@ -37,7 +37,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 define HELP
 make demo     a shop of four services, its crashes and its retries, live, on one SQLite file;
-              SERVERS=1 on Postgres and NATS, STAY=1 keeps it running
+              SERVERS=1 on Postgres and NATS, SAGAS=restate on a server of it, STAY=1 keeps it running
 make docs     the documentation as a site, in build/site; docs-serve shows it on port 8000, and what is edited at once
 make test     the static checks, then the tests
 make quick    two minutes of tests for every save: no server but SQLite and one Postgres
@@ -63,7 +63,7 @@ help:
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m examples.shop.demo $(if $(SERVERS),--servers) $(if $(STAY),--stay)
+	$(BIN)/python -m examples.shop.demo $(if $(SERVERS),--servers) $(if $(SAGAS),--sagas $(SAGAS)) $(if $(STAY),--stay)
 
 docs: $(READY)
 	$(MKDOCS) build --strict --quiet

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -55,6 +56,9 @@ class Plan:
     """The share of its requests that the processor fails."""
     servers: bool = False
     """Postgres and NATS instead of one SQLite file."""
+    sagas: str = "dbos"
+    """What runs the warehouse's sagas: dbos, in the process and in its database; restate, a private server of it; or
+    the address of another (`saga_engines.py`)."""
     stay: bool = False
     seed: int = 0
     services: Mapping[str, str] = field(default_factory=lambda: SERVICES)
@@ -80,14 +84,14 @@ def opened(plan: Plan) -> Iterator[Shop]:
     """The shop, with all its processes; they end with the block."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onefold-shop-")))
-        databases, broker, sagas = _infrastructure(plan, directory, stack)
+        databases, broker, journal = _infrastructure(plan, directory, stack)
         databases["processor"] = str(directory / "processor.db")
         url, processor_url, warehouse_url = free_url(), free_url(), free_url()
         environment = {
             **{f"{name.upper()}_DATABASE": database for name, database in databases.items()},
             "SHOP_BROKER": broker,
             "SHOP_EVENTS": str(directory),
-            "SAGAS_URL": sagas,
+            "SAGAS_URL": _open_engine(plan, journal, stack),
             "PROCESSOR_URL": processor_url,
             "PROCESSOR_FAULTS": str(plan.faults),
             "PROCESSOR_SEED": str(plan.seed),
@@ -121,7 +125,7 @@ def opened(plan: Plan) -> Iterator[Shop]:
 
 
 def _infrastructure(plan: Plan, directory: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], str, str]:
-    """The database of each service, the broker, and where sagas are kept."""
+    """The database of each service, the broker, and where DBOS keeps its sagas."""
     if not plan.servers:
         databases = dict.fromkeys(plan.services, str(directory / "shop.db"))
         return {**databases, "warehouse": str(directory / "warehouse.db")}, "local", f"sqlite:///{directory}/sagas.db"
@@ -131,6 +135,17 @@ def _infrastructure(plan: Plan, directory: Path, stack: contextlib.ExitStack) ->
     nats = stack.enter_context(PrivateNats())
     databases = {service: postgres.fresh_database() for service in (*plan.services, "warehouse")}
     return databases, nats.url, postgres.fresh_database()
+
+
+def _open_engine(plan: Plan, journal: str, stack: contextlib.ExitStack) -> str:
+    """What the warehouse's sagas run on."""
+    if plan.sagas != "restate":
+        return journal if plan.sagas == "dbos" else plan.sagas
+    from onefold.testing.servers import PrivateRestate
+
+    server = stack.enter_context(PrivateRestate())
+    ingress, admin, listen = (urlsplit(url).netloc for url in (server.ingress, server.admin, free_url()))
+    return f"restate://{ingress}?admin={admin}&listen={listen}"
 
 
 async def under_fire(plan: Plan, shop: Shop, customers: Customers, wanted: dict[str, int]) -> list[str]:
@@ -240,6 +255,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=argparse.SUPPRESS, help="over how many seconds")
     parser.add_argument("--kills", type=int, default=argparse.SUPPRESS, help="how many processes are killed")
     parser.add_argument("--servers", action="store_true", help="Postgres and NATS instead of one SQLite file")
+    parser.add_argument(
+        "--sagas",
+        default=argparse.SUPPRESS,
+        help="the engine of the warehouse: dbos (the default), restate (a private server), temporal://HOST:PORT",
+    )
     parser.add_argument("--stay", action="store_true", help="keep the shop open afterwards")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the seed of an earlier run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))

@@ -16,7 +16,7 @@ from onefold.prometheus import prometheus_metrics
 from onefold.telemetry import Event, Listener
 
 PROCESSOR_URL = os.environ.get("PROCESSOR_URL", "http://127.0.0.1:8001")
-#: Where the warehouse keeps its sagas: sqlite:///..., or postgresql://... for several processes.
+#: What runs the warehouse's sagas: sqlite:///..., postgresql://... for several processes, or one of `saga_engines.py`.
 SAGAS_URL = os.environ.get("SAGAS_URL", "sqlite:///sagas.db")
 PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")
 

@@ -16,11 +16,11 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from examples.shop.database import execute
+from examples.shop.saga_engines import saga_engine
 from examples.shop.settings import LEASE_S, PROCESSOR_URL, SAGAS_URL, database, listeners, serve_metrics
 from onefold import AsyncOnefold, RetryPolicy, Transaction, retrying, single_principal
 from onefold.fastapi import Tx
 from onefold.sagas import Abort, Backoff, Effects, Saga, forward_key, saga, start_on_commit
-from onefold.sagas.dbos import Dbos
 
 STOCK = 1000
 
@@ -105,7 +105,7 @@ async def send(s: Saga, parcel: Parcel) -> str:
     return shipped
 
 
-engine = Dbos(SAGAS_URL, sagas=[send], takeover_s=0.5, listener=listeners("sagas"))
+engine = saga_engine(SAGAS_URL, [send], listeners("sagas"))
 
 
 @asynccontextmanager

@@ -19,7 +19,10 @@ from examples.shop.clients import Customers, Intent
 from examples.shop.ledger import Books, Entry, Order, faults
 from examples.shop.parcels import ParcelBooks
 from examples.shop.warehouse import STOCK
+from onefold.testing.servers import ServerUnavailable
+from onefold.testing.servers._restate import _find_program
 from tests.support.patience import PATIENCE_S
+from tests.support.temporal_server import PrivateTemporal
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("-m", "examples.shop.demo", "--seed", "7")
@@ -48,8 +51,24 @@ def test_on_one_sqlite_file_nothing_is_lost_and_nothing_happens_twice() -> None:
     assert code == 0
 
 
-def test_on_postgres_and_nats_nothing_is_lost_and_nothing_happens_twice() -> None:
-    code, said = run(*DEMO, "--orders", "25", "--seconds", "3", "--kills", "5", "--servers")
+@pytest.fixture(params=["restate", *(pytest.param(name, marks=pytest.mark.soak) for name in ("dbos", "temporal"))])
+def sagas(request: pytest.FixtureRequest) -> str:
+    """What the warehouse's sagas run on. Where Restate is not installed it is DBOS: the rest is tested all the same."""
+    if request.param == "temporal":
+        server: PrivateTemporal = request.getfixturevalue("temporal")
+        return f"temporal://{server.address}"
+    return "dbos" if request.param == "restate" and not is_installed() else str(request.param)
+
+
+def is_installed() -> bool:
+    try:
+        return _find_program().is_file()
+    except ServerUnavailable:
+        return False
+
+
+def test_on_postgres_and_nats_nothing_is_lost_and_nothing_happens_twice(sagas: str) -> None:
+    code, said = run(*DEMO, "--orders", "25", "--seconds", "3", "--kills", "5", "--servers", "--sagas", sagas)
     assert "Nothing was lost, and nothing happened twice." in said
     assert code == 0
 
