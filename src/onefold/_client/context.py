@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
+from onefold._client.call_options import check_options
 from onefold._client.journal.records import check_intent
-from onefold._client.retry_conditions import RetryIf, check_condition
+from onefold._client.retry_conditions import RetryIf
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.call_blocks import Block, enter, leave
-from onefold._policy.ranges import require
 
 _log = logging.getLogger("onefold.client")
 
@@ -67,22 +67,15 @@ def options(
     is said with a request itself comes first. `stream`: answers that do not say how long they are are handed on while
     they arrive, and not read within their attempt. `retry_if`: see Retrying. `hedge_s`: what only reads is asked again,
     beside the first attempt, where there is no answer after so many seconds (httpx.AsyncClient)."""
-    for name, value, least in (
-        ("deadline_s", deadline_s, 0),
-        ("attempts_max", attempts_max, 1),
-        ("attempt_s", attempt_s, 0),
-        ("hedge_s", hedge_s, 0),
-    ):
-        if value is not None:
-            require(name, value, least=least)
     said = {
         "deadline_s": deadline_s,
         "attempts_max": attempts_max,
         "attempt_s": attempt_s,
         "stream": stream,
-        "retry_if": check_condition(retry_if),
+        "retry_if": retry_if,
         "hedge_s": hedge_s,
     }
+    check_options(said)
     token = _options.set(
         {**(_options.get() or {}), **{name: value for name, value in said.items() if value is not None}}
     )

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from onefold._client.outgoing_request import meaning_of
 from onefold._client.retry_conditions import check_seconds
-from onefold._policy.outcome import Answered, Outcome, Unanswered
+from onefold._policy.outcome import Answered, Outcome, Unanswered, Verdict, verdict
 from onefold._policy.retry import TOO_MANY_REQUESTS
-from onefold.errors import AnsweredError, ConfigurationError
+from onefold.errors import AnsweredError, ConfigurationError, OnefoldError
 
 #: What a function may say of an error: whether another attempt may help, or in how many seconds; or the outcome itself.
 Said: TypeAlias = bool | float | Outcome | None
@@ -74,6 +74,16 @@ def outcome_of(error: Exception) -> Outcome:
         return Unanswered(maybe_sent=True, timed_out=late)
     headers: Any = getattr(response, "headers", None) or {}
     return meaning_of(status, headers.get, functools.partial(_body_of, response))
+
+
+def shows_health(error: Exception) -> bool:
+    """Whether an error that is not worth another attempt is an answer of what was called: there is no such row, the
+    card is declined. It works then, and a breaker that heard of nothing but failures would open. An answer that says
+    otherwise, and errors of the network, of time and of onefold itself, show nothing."""
+    outcome = outcome_of(error)
+    if isinstance(outcome, Answered):
+        return verdict(outcome) is Verdict.SUCCESS
+    return not (outcome.timed_out or isinstance(error, OSError | OnefoldError))
 
 
 def _body_of(response: Any) -> bytes | None:

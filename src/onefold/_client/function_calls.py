@@ -16,7 +16,14 @@ from typing import Any, ParamSpec, TypeVar, cast
 from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
 from onefold._client.call_report import was_retried_below
 from onefold._client.call_trace import FunctionTrace
-from onefold._client.error_outcomes import On, ResultIf, close_answer, outcome_of_result, outcome_on
+from onefold._client.error_outcomes import (
+    On,
+    ResultIf,
+    close_answer,
+    outcome_of_result,
+    outcome_on,
+    shows_health,
+)
 from onefold._client.hedging import hedge
 from onefold._client.host_log import log_layers
 from onefold._client.retry_conditions import check_condition
@@ -188,6 +195,9 @@ class FunctionCall(RetryLoop):
             if outcome is None and isinstance(error, TimeoutError) and now >= self._attempts.deadline_at:
                 # The attempt was broken off by its deadline, whatever `on` says.
                 return Unanswered(maybe_sent=True, timed_out=True)
+            if outcome is None and shows_health(error):
+                self._attempts.succeed(now)
+                self._tell_breaker(now)
             return outcome
         if ended.__class__ is CoroutineType and not self._awaited:
             ended.close()

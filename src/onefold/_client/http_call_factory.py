@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from onefold._client.call_options import OPTIONS, check_options
 from onefold._client.call_trace import CallTrace
 from onefold._client.context import (
     SAFE_METHODS,
+    Redirect,
     current_options,
     pending_redirect,
     remember_redirect,
@@ -15,8 +17,8 @@ from onefold._client.context import (
 from onefold._client.http_call import HttpCall
 from onefold._client.journal_store import JournalStore
 from onefold._client.key_hosts import KeyHosts
-from onefold._client.outgoing_request import KEY_HEADER, OutgoingRequest, R, check_option, normalize_url, target
-from onefold._client.retry_conditions import RetryIf, check_condition
+from onefold._client.outgoing_request import KEY_HEADER, OutgoingRequest, R, normalize_url, target
+from onefold._client.retry_conditions import RetryIf
 from onefold._client.retry_loop import unwrap
 from onefold._kernel import deadlines
 from onefold._kernel.call_blocks import Block, current_block
@@ -29,9 +31,6 @@ from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.retry import IDEMPOTENT_METHODS
 from onefold.errors import BodyNotReplayable, ConfigurationError
-
-#: What is looked for among the options of a call.
-_OPTIONS: Final = frozenset({"intent", "retry_if", "deadline_s", "attempts_max", "attempt_s", "stream", "hedge_s"})
 
 
 class HttpCallFactory:
@@ -76,20 +75,19 @@ class HttpCallFactory:
         deadline_s = attempts_max = attempt_s = retry_if = None
         if (around := current_options()) is not None:
             options = {**around, **options}
-        if not _OPTIONS.isdisjoint(options):  # a client has some of its own among them
+        if not OPTIONS.isdisjoint(options):  # a client has some of its own among them
             if (intent := options.get("intent")) is not None:
                 block = Block(intent)
-            retry_if = check_condition(options.get("retry_if"))
-            deadline_s, attempts_max = options.get("deadline_s"), options.get("attempts_max")
-            attempt_s = options.get("attempt_s")
+            try:
+                check_options(options)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{target(request)}: {error}") from None
+            retry_if, attempts_max = options.get("retry_if"), options.get("attempts_max")
+            deadline_s, attempt_s = options.get("deadline_s"), options.get("attempt_s")
             if options.get("stream"):
                 request.streams = True
             if (hedge_s := options.get("hedge_s")) is not None:
                 _hedge(request, host, hedge_s)
-            if deadline_s is not None or attempts_max is not None or attempt_s is not None:
-                check_option(request, "deadline_s", deadline_s, least=0)
-                check_option(request, "attempts_max", attempts_max, least=1)
-                check_option(request, "attempt_s", attempt_s, least=0)
         idempotent = request.method in IDEMPOTENT_METHODS
         if block is not None and request.method in SAFE_METHODS:
             block = None
@@ -132,15 +130,25 @@ class HttpCallFactory:
         call.generates = generates
         if (before := pending_redirect()) is not None:
             remember_redirect(None)
-            if before.method == request.method and before.url == normalize_url(request.address()):
+            if _follows(call, before) and before.url == normalize_url(request.address()):
                 call.redirect = before
         if generates and call.key is None and call.block is None and call.redirect is None:
             call.name(new_id(wall_ms()))
 
 
+def _follows(call: HttpCall, before: Redirect) -> bool:
+    """Whether a call may be the one that was sent elsewhere: it is in the same block, with the same key or none. A
+    client that follows stays in its block; a later call elsewhere may well have the same address and body."""
+    if before.method != call.request.method:
+        return False
+    block = before.block
+    if call.block is None or block is None:
+        return call.block is block and call.key in (None, before.key)
+    return call.block is block or (block.intent is not None and call.intent == block.intent)
+
+
 def _hedge(request: OutgoingRequest[Any], host: HostHealth, after_s: Any) -> None:
     """What only reads may be asked twice at once. Everything else is not, also where its block says so."""
-    check_option(request, "hedge_s", after_s, least=0)
     hedge: Any = getattr(request, "hedge", None)
     if hedge is None:
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urljoin, urlsplit
 from onefold._kernel.redaction import redact
 from onefold._policy.outcome import Answered, Unanswered
 from onefold._policy.retry_after import retry_after_ms_s, retry_after_s
-from onefold.errors import CallNotMade, ConfigurationError
+from onefold.errors import CallNotMade
 
 KEY_HEADER: Final = "Idempotency-Key"
 
@@ -162,13 +162,6 @@ def meaning_of(status: int, header: Callable[[str], str | None], body: Callable[
         retry_after_s=asked_s,
         should_retry=said,
     )
-
-
-def check_option(request: OutgoingRequest[Any], name: str, value: object, *, least: int) -> None:
-    """Refuse an option of this request that is not a number, or one that makes no sense, before anything is sent."""
-    if value is None or (isinstance(value, int | float) and value >= least):
-        return
-    raise ConfigurationError(f"{name}={value!r} of {target(request)} must be a number, {least} or more")
 
 
 def target(request: OutgoingRequest[Any]) -> str:

@@ -151,7 +151,8 @@ class Retrying:
     ) -> Callable[[F], F]:
         """Decorate a function, sync or async, that calls something: `on` says which of its errors are worth another
         attempt: classes, or a function from the error to yes, no, or the seconds to wait. `to` names what is called:
-        functions that call the same share its budget and its breaker. It must be safe to call it again.
+        functions that call the same share its budget and its breaker. It must be safe to call it again. An error that
+        `on` does not name is an answer: what is called works, unless it is an OSError, a time-out or an answer of 5xx.
 
         `retry_if` says the same of its results; when no attempt is left, the last result is returned. `hedge_s`, for
         a coroutine function that only reads: where there is no result after so many seconds it is called once more,

@@ -9,11 +9,12 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
+import httpx
 import pytest
 
 from onefold import Retrying, RetryPolicy, deadline
 from onefold.clients import BreakerConfig, Reason, report_of
-from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
+from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError, StoreUnavailable
 from onefold.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
 from tests.client.calls.conftest import Script, Ways
 
@@ -86,6 +87,61 @@ async def test_an_open_breaker_calls_nobody(way: Ways) -> None:
     assert report is not None
     assert (script.calls, report.attempts, report.reason) == (5, 0, Reason.BREAKER)
     assert report.retry_at is not None
+
+
+def _status_error(status: int) -> Exception:
+    return httpx.HTTPStatusError("no", request=httpx.Request("GET", "http://h"), response=httpx.Response(status))
+
+
+@pytest.mark.parametrize(
+    "answer", [KeyError("no such user"), _status_error(404)], ids=["an error of its own", "a response"]
+)
+async def test_errors_that_are_answers_keep_the_breaker_closed_and_earn_retries(way: Ways, answer: Exception) -> None:
+    """Nineteen of twenty calls are told that there is no such thing, one fails: that host is well."""
+    retrying = Retrying()
+    script = Script(*[ConnectionError("gone"), *[answer] * 19] * 20)
+    for _ in range(380):
+        with pytest.raises(type(answer)):
+            await way.around(retrying, script, ConnectionError)()
+    assert script.calls == 400
+
+
+async def test_errors_that_are_answers_close_a_breaker(way: Ways) -> None:
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=BreakerConfig(open_s=0.001, open_max_s=0.001)))
+    script = Script(*[ConnectionError("gone")] * 5, KeyError("no such user"))
+    for _ in range(5):
+        with pytest.raises(ConnectionError):
+            await way.around(retrying, script, ConnectionError)()
+    await asyncio.sleep(0.01)
+    breaker = retrying._host("ledger").breaker
+    assert breaker is not None
+    assert breaker.closed_permit is None
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            await way.around(retrying, script, ConnectionError)()
+    assert breaker.closed_permit is not None
+
+
+_NO_ANSWERS = [
+    pytest.param(TimeoutError("slow"), id="slow"),
+    pytest.param(OSError("no route"), id="no route"),
+    pytest.param(httpx.ReadTimeout("slow"), id="a client's own class"),
+    pytest.param(_status_error(503), id="503"),
+    pytest.param(_status_error(429), id="429"),
+    pytest.param(StoreUnavailable("down"), id="onefold's own"),
+]
+
+
+@pytest.mark.parametrize("error", _NO_ANSWERS)
+async def test_errors_that_are_no_answers_say_nothing_about_the_host(way: Ways, error: Exception) -> None:
+    """Control of the two above: nearly half are these, and the breaker opens all the same."""
+    retrying = Retrying(RetryPolicy(attempts_max=1))
+    script = Script(*[ConnectionResetError("gone"), error] * 5)
+    for _ in range(9):
+        with pytest.raises((ConnectionResetError, type(error))):
+            await way.around(retrying, script, ConnectionResetError)()
+    with pytest.raises(CallNotMade):
+        await way.around(retrying, script, ConnectionResetError)()
 
 
 @pytest.mark.parametrize("wrong", [nan, inf, -1.0, "2", [3]], ids=repr)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -285,6 +287,31 @@ async def test_a_redirect_that_is_not_followed_gives_its_key_to_no_other_call(ki
             await caller.send("POST", f"{server.url}/new", content=b"another")
             await caller.send("POST", f"{server.url}/new", content=b"body")
     assert len(set(keys(server.requests))) == 3
+
+
+@only(lambda kind: kind.name in ("httpx", "requests", "aiohttp"))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("none", "call"), ("none", "own"), ("call", "none"), ("call", "intent"), ("intent", "intent")],
+)
+async def test_nor_to_the_same_request_that_is_another_call(
+    kind: Kind, patient: RetryPolicy, journal: Path, before: str, after: str
+) -> None:
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
+    names = iter(["pay:1", "pay:2"])
+    blocks: dict[str, Callable[[], Any]] = {"call": onefold.call, "intent": lambda: onefold.intent(next(names))}
+    with ScriptedServer([Reply(307, headers={"Location": "/new"}), Reply(201)]) as server:
+        async with kind.opened(retrying) as caller:
+            with blocks.get(before, nullcontext)():
+                await caller.send("POST", f"{server.url}/old", content=b"body")
+            with blocks.get(after, nullcontext)() as key:
+                own = {"Idempotency-Key": "mine"} if after == "own" else {}
+                await caller.send("POST", f"{server.url}/new", content=b"body", headers=own)
+    await retrying.aclose()
+    first, second = keys(server.requests)
+    assert first != second
+    if after != "none":
+        assert second == (key or "mine")
 
 
 async def test_a_key_that_is_asked_for_first_is_the_journal_s_in_every_life(

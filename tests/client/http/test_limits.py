@@ -17,7 +17,7 @@ import pytest
 import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.clients import BreakerConfig, Reason, options, report_of
-from onefold.errors import CallNotMade, ConfigurationError
+from onefold.errors import CallNotMade
 from onefold.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
 from onefold.testing.scripted_server import Act, Chunks, Reply, Reset, ScriptedServer, Stall, Trickle
 from tests.client.http.clients import Kind, only
@@ -177,9 +177,6 @@ async def test_a_request_may_have_a_deadline_and_a_number_of_attempts_of_its_own
             await caller.send("GET", server.url, options={"attempts_max": 6})
             with pytest.raises(CallNotMade, match="deadline"):
                 await caller.send("GET", server.url, options={"deadline_s": 0})
-            for wrong in ({"attempts_max": 0}, {"attempts_max": "3"}, {"deadline_s": -1}):
-                with pytest.raises(ConfigurationError, match="must be a number"):
-                    await caller.send("GET", server.url, options=wrong)
     assert len(server.requests) == 8
     assert int(server.requests[0].headers["request-timeout-ms"]) <= 7000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from onefold import Retrying, RetryPolicy
 from onefold.clients import options
 from onefold.errors import ConfigurationError
 from onefold.testing.scripted_server import Reply, ScriptedServer
-from tests.client.http.clients import Kind
+from tests.client.http.clients import Kind, only
 
 
 async def test_a_block_says_how_often_its_requests_are_tried(kind: Kind, patient: RetryPolicy) -> None:
@@ -55,9 +56,27 @@ def test_what_is_no_host_or_no_policy_is_refused(hosts: dict[str, RetryPolicy], 
         Retrying(hosts=hosts)
 
 
-@pytest.mark.parametrize(
-    "said", [{"attempts_max": 0}, {"deadline_s": -1}, {"attempt_s": -0.5}], ids=lambda said: next(iter(said))
-)
+#: What a policy would refuse: it would fail in the middle of a call, or with the first attempt that fails.
+WRONG: list[dict[str, Any]] = [
+    {"attempts_max": 0}, {"attempts_max": 101}, {"attempts_max": 1.5}, {"attempts_max": "3"}, {"deadline_s": -1},
+    {"deadline_s": inf}, {"deadline_s": nan}, {"attempt_s": -0.5}, {"attempt_s": inf}, {"hedge_s": inf},
+    {"stream": "no"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", WRONG, ids=str)
 def test_options_out_of_range_are_refused_by_name(said: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"^{next(iter(said))}="), options(**said):
         pass
+
+
+@only(lambda kind: kind.name == "httpx-async")
+@pytest.mark.parametrize("said", WRONG, ids=str)
+async def test_so_are_those_of_a_request_before_it_is_sent(
+    kind: Kind, patient: RetryPolicy, said: dict[str, Any]
+) -> None:
+    with ScriptedServer([Reply(503)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with pytest.raises(ConfigurationError, match=rf"^GET http://127\.0\.0\.1:\d+: {next(iter(said))}="):
+                await caller.send("GET", server.url, options=said)
+    assert server.requests == []
