@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.chaos.bank import open_bank
-from tests.client.chaos.customers import Account, Errand, accounts, customers
+from tests.client.chaos.customers import Account, Errand, accounts, customers, serve_unnoted
 from tests.client.chaos.ledger_checks import journalled, make_bank, make_journal, paid, wrong_entries, wrong_payments
 
 INTENTS = [f"pay:ord-{number}" for number in range(200)]
@@ -43,7 +43,10 @@ def served(bank: str, journals: list[str]) -> list[Account]:
             for number, journal in enumerate(journals)
         ]
         with customers(errands) as children:
-            return accounts(children, WITHIN_S)
+            told = accounts(children, WITHIN_S)
+        for journal in set(journals):
+            serve_unnoted(server.url, journal)
+        return told
 
 
 @pytest.mark.parametrize("processes", [2, 4])

@@ -15,7 +15,7 @@ from onefold import RetryPolicy
 from onefold.testing.fault_proxy import HOST, FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.client.chaos.bank import open_bank
-from tests.client.chaos.customers import Account, Errand, Keys, accounts, customers, together
+from tests.client.chaos.customers import Account, Errand, Keys, accounts, customers, serve_unnoted, together
 from tests.client.chaos.faults import inject_faults
 from tests.client.chaos.ledger_checks import make_bank, make_journal, wrong_entries, wrong_payments
 
@@ -37,9 +37,10 @@ class Campaign:
         began = time.monotonic()
         required = "optional" if self.keys == "none" else "required"
         with open_bank(self.bank, required) as bank, FaultProxy(HOST, bank.port) as proxy:
+            url = f"http://{HOST}:{proxy.address[1]}"
             errands = [
                 Errand(
-                    url=f"http://{HOST}:{proxy.address[1]}",
+                    url=url,
                     journal=self.journal,
                     intents=self.intents[first::PROCESSES],
                     keys=self.keys,
@@ -51,6 +52,7 @@ class Campaign:
             ]
             with customers(errands) as children, inject_faults(proxy, seed, PAUSE_S) as faults:
                 self.account = together(accounts(children, WITHIN_S))
+            self.account.add(serve_unnoted(url, self.journal))
             print(
                 f"{len(self.intents)} intents in {time.monotonic() - began:.1f} s: {self.account.attempts} attempts, "
                 f"{self.account.again} tries again, {self.account.replayed} replays, felt {dict(self.account.faults)}, "
