@@ -12,18 +12,18 @@ from uuid import uuid4
 
 import nats as nats_py
 import pytest
-from faststream import AckPolicy
+from faststream import AckPolicy, BaseMiddleware
 from faststream.confluent import KafkaBroker, TestKafkaBroker
 from faststream.message import StreamMessage
 from faststream.nats import JStream, NatsBroker, TestNatsBroker
 from faststream.nats.annotations import NatsMessage
-from faststream.redis import RedisBroker, TestRedisBroker
+from faststream.redis import RedisBroker, StreamSub, TestRedisBroker
 from pydantic import BaseModel
 
 from onefold import AsyncOnefold, Transaction
 from onefold._worker.faststream_subscribers import handled_once, message_id
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
-from onefold.testing.servers import PrivateNats
+from onefold.testing.servers import PrivateNats, PrivateValkey
 from tests.support.patience import PATIENCE_S
 
 
@@ -31,26 +31,37 @@ class Payment(BaseModel):
     order: str
 
 
+async def fail() -> None:
+    raise RuntimeError("as you wish")
+
+
+async def await_what_is_cancelled() -> None:
+    given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    await given_up
+
+
 class Desk:
     """A FastStream application with one subscriber, which fails as often as it is told to."""
 
-    def __init__(self, once: AsyncOnefold, url: str, **options: Any) -> None:
+    def __init__(self, once: AsyncOnefold, url: str, *, lease_s: float = 60.0, **options: Any) -> None:
         self.once = once
         self.url = url
         self.broker = NatsBroker(url, logger=None)
         self.subject = f"payments-{uuid4().hex}"
         self.stream = JStream(self.subject, subjects=[self.subject])
         self.failures = 0
+        self.fail = fail
         self.calls: list[str] = []
 
-        @handled_once(once, "fulfilment", retry_s=0.01)
+        @handled_once(once, "fulfilment", retry_s=0.01, lease_s=lease_s)
         async def ship(payment: Payment, tx: Transaction[Any]) -> None:
             self.calls.append(payment.order)
             await tx.connection.execute("INSERT INTO shipments VALUES (?)", (payment.order,))
             await tx.publish("order.shipped", {"order": payment.order}, key=payment.order)
             if self.failures:
                 self.failures -= 1
-                raise RuntimeError("as you wish")
+                await self.fail()
 
         self.broker.subscriber(self.subject, stream=self.stream, queue=self.subject, **options)(ship)
 
@@ -114,6 +125,27 @@ async def test_what_fails_leaves_nothing_and_is_delivered_again_whatever_the_ack
     assert len(desk.calls) == 3
 
 
+async def test_a_cancellation_out_of_something_awaited_is_a_failure_and_holds_up_nothing(desk: Desk) -> None:
+    """FastStream takes it for the end of its own task: the message was not given back, and none came after it."""
+    desk.failures, desk.fail = 1, await_what_is_cancelled
+    for number in ("1", "2"):
+        await desk.publish(f"ord-{number}", {"message_id": f"m-{number}"})
+    await until(lambda: desk.rows("SELECT item FROM shipments ORDER BY item"), [("ord-1",), ("ord-2",)])
+    await until(partial(unacknowledged, desk), 0)
+    assert sorted(desk.calls) == ["ord-1", "ord-1", "ord-2"]
+
+
+async def test_a_handler_that_hangs_is_cut_off_at_its_lease_and_others_may_write(
+    nats: PrivateNats, sqlite_path: Any
+) -> None:
+    async with at_work(nats, sqlite_path, lease_s=0.1) as desk:
+        desk.failures, desk.fail = 1, partial(asyncio.sleep, PATIENCE_S)
+        await desk.publish("ord-1", {"message_id": "m-1"})
+        await until(lambda: desk.rows("SELECT item FROM shipments"), [("ord-1",)])
+        await until(partial(unacknowledged, desk), 0)
+    assert desk.calls == ["ord-1", "ord-1"]
+
+
 async def unacknowledged(desk: Desk) -> int:
     """How many messages the broker still waits for, or would deliver."""
     client = await nats_py.connect(desk.url)
@@ -159,6 +191,42 @@ async def test_a_message_that_cannot_be_delivered_again_is_refused(sqlite_path: 
     async with TestRedisBroker(broker):
         with pytest.raises(ConfigurationError, match="RedisListMessage, which its broker cannot deliver again"):
             await broker.publish({"order": "ord-1"}, list="payments", headers={"ce-id": "m-1"})
+    await once.close()
+
+
+@pytest.mark.parametrize("group", [None, "shop"])
+async def test_a_redis_stream_is_refused_without_a_group(
+    valkey: PrivateValkey, sqlite_path: Any, group: str | None
+) -> None:
+    """What a group has not acknowledged can be delivered again; without one it is gone when it was read."""
+    once = AsyncOnefold(sqlite_path, source="fulfilment")
+    stream = StreamSub(f"payments-{uuid4().hex}", group=group, consumer=group and "one")
+    calls: list[str] = []
+    errors: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    class Tell(BaseMiddleware[Any, Any]):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            try:
+                await call_next(msg)
+                errors.put_nowait(None)
+            except Exception as error:
+                errors.put_nowait(error)
+                raise
+
+    broker = RedisBroker(valkey.url, logger=None, middlewares=[Tell])
+
+    @broker.subscriber(stream=stream)
+    @handled_once(once, "fulfilment")
+    async def ship(payment: Payment, tx: Transaction[Any]) -> None:
+        calls.append(payment.order)
+
+    async with broker:
+        await broker.start()
+        await broker.publish({"order": "ord-1"}, stream=stream.name, headers={"ce-id": "m-1"})
+        error = await asyncio.wait_for(errors.get(), PATIENCE_S)
+    assert calls == ([] if group is None else ["ord-1"])
+    assert (error is None) == (group is not None)
+    assert error is None or "without a consumer group" in str(error)
     await once.close()
 
 

@@ -31,6 +31,7 @@ from onefold._inbox.permanent_failures import check_classes, is_final
 from onefold._kernel.messages import Delivery
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
+from onefold._worker.cancellation import resist
 from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.task_queues import check_handler, wrap_as
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
@@ -77,9 +78,10 @@ def handled_once(
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
     """Goes below `@broker.subscriber(...)`. The handler's parameter `tx` gets the message's transaction; everything
     else it is given by FastStream. `consumer` names the handler in the ledger; two handlers must not share a name. What
-    fails is delivered again after `retry_s`, as often as the broker is set to. The ledger remembers for `retention_s`,
-    which must not be less than the time in which a message can come again. A message whose handler raises an exception
-    of `dead_letter_on` is not delivered again: it is acknowledged, and kept as a dead letter of onefold's."""
+    fails, or takes longer than `lease_s`, is delivered again after `retry_s`, as often as the broker is set to. The
+    ledger remembers for `retention_s`, which must not be less than the time in which a message can come again. A
+    message whose handler raises an exception of `dead_letter_on` is not delivered again: it is acknowledged, and kept
+    as a dead letter of onefold's."""
     final = check_classes(consumer, dead_letter_on)
     identify = message_id if id_of is None else id_of
     require(f"consumer {consumer!r}: retry_s", retry_s, most=3600)
@@ -104,7 +106,8 @@ def handled_once(
                 async with handling(identify(received), source=source, delivery=_delivery(received)) as tx:
                     if tx is not None:
                         try:
-                            await handler(*arguments, **named, tx=tx)
+                            # FastStream would take a cancellation for the end of its own task, and go no further.
+                            await resist(handler(*arguments, **named, tx=tx))
                         except Exception as error:
                             failure = error
                             raise
@@ -138,6 +141,17 @@ def _refuse_acknowledged(consumer: str, message: StreamMessage[Any]) -> None:
             "again: one whose handler fails would be lost, so none is handled. Subscribe to a stream or a queue that "
             "acknowledges"
         )
+    if _is_without_group(message):
+        raise ConfigurationError(
+            f"the subscriber of {consumer!r} reads the Redis stream {message.raw_message['channel']!r} without a "
+            "consumer group: one whose handler fails would be lost, so none is handled. Give it one: StreamSub(..., "
+            "group='shop', consumer='one')"
+        )
+
+
+def _is_without_group(message: StreamMessage[Any]) -> bool:
+    """Whether it is of a Redis stream, which delivers again to groups only. Its test broker knows no groups."""
+    return getattr(message, "group", "") is None and hasattr(getattr(message, "consumer", None), "connection_pool")
 
 
 def _refuse_early_ack(consumer: str, message: StreamMessage[Any]) -> None:
