@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from standardwebhooks import Webhook
 from onefold._kernel.messages import Confirm, Message, read
 from onefold._kernel.ports import Broker
 from onefold.brokers.webhook import EndpointAnswer, HttpxSender, WebhookBroker, read_webhook, verify_webhook
+from onefold.brokers.webhook._slow_endpoints import SLOW_S
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused, MessageUnreadable
+from tests.support.patience import PATIENCE_S
 
 SECRET = "whsec_" + base64.b64encode(b"a" * 32).decode()
 NEXT_SECRET = "whsec_" + base64.b64encode(b"b" * 32).decode()
@@ -205,6 +208,64 @@ async def test_an_endpoint_that_does_not_answer_is_given_up() -> None:
     [confirm] = await broker.publish([MESSAGE])
     assert isinstance(confirm, BrokerUnavailable)
     assert "0.1 s" in str(confirm)
+
+
+async def test_an_endpoint_that_leaves_requests_unanswered_holds_up_no_other() -> None:
+    """Each round that tried it took as long as its time limit, and a queue for it kept all others from being sent."""
+    answers, asked, given_up = asyncio.Event(), Counter[str](), asyncio.Event()
+
+    async def send(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> EndpointAnswer:
+        asked[url] += 1
+        if url == "https://silent.example/":
+            await answers.wait() if given_up.is_set() else await asyncio.sleep(timeout_s + 1)
+        return EndpointAnswer(status=204, headers={})
+
+    broker = WebhookBroker(
+        {"silent": "https://silent.example/", "good": "https://good.example/"},
+        secret=SECRET, sender=send, concurrency=2, confirm_s=SLOW_S,
+    )  # fmt: skip
+    silent = [replace(MESSAGE, id=f"s{number}", topic="silent") for number in range(20)]
+    good = [replace(MESSAGE, id=f"g{number}", topic="good") for number in range(3)]
+    *refused, last = await broker.publish([*silent, good[0]])
+    assert last is None
+    assert all(isinstance(confirm, BrokerUnavailable) for confirm in refused)
+    assert asked["https://silent.example/"] == 2, "those behind them are not asked for in turn"
+    given_up.set()
+    broker._confirm_s = PATIENCE_S
+    *refused, last = await asyncio.wait_for(broker.publish([*silent, good[1]]), PATIENCE_S / 2)
+    assert last is None
+    assert all("one event at a time" in str(confirm) for confirm in refused)
+    assert asked["https://silent.example/"] == 3
+    answers.set()
+    while asked["https://silent.example/"] == 3:  # the request that was under way is the answer, and no other is made
+        [confirm] = await broker.publish(silent[:1])
+        if confirm is None:
+            break
+    assert asked["https://silent.example/"] == 3
+    assert await broker.publish([*silent[1:], good[2]]) == [None] * 20
+    assert asked == {"https://silent.example/": 22, "https://good.example/": 3}
+    await broker.close()
+
+
+async def test_a_broker_that_is_closed_leaves_no_request_behind() -> None:
+    begun, ended = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def never(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> EndpointAnswer:
+        begun.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.release()
+        raise AssertionError
+
+    broker = WebhookBroker(URL, secret=SECRET, sender=never, confirm_s=SLOW_S)
+    for _ in range(2):
+        [confirm] = await broker.publish([MESSAGE])
+        assert isinstance(confirm, BrokerUnavailable)
+        await begun.acquire()
+    await broker.close()
+    for _ in range(2):
+        await asyncio.wait_for(ended.acquire(), PATIENCE_S)
 
 
 async def test_no_more_requests_than_agreed_are_made_at_once() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from onefold._kernel.messages import Confirm, Message, ascii_only, write_structured
@@ -17,6 +18,7 @@ from onefold.brokers._endpoints import check_topics, is_wanted
 from onefold.brokers.webhook._endpoint_table import Directory, Endpoint, make_endpoint
 from onefold.brokers.webhook._sender import EndpointAnswer, HttpxSender, Sender
 from onefold.brokers.webhook._signature import read_keys, sign
+from onefold.brokers.webhook._slow_endpoints import SlowEndpoints
 from onefold.errors import BrokerUnavailable, ConfigurationError, KeyInFlight, MessageRefused, StoreError
 
 _TRANSIENT: Final = frozenset({408, 425, 429})
@@ -66,6 +68,7 @@ class WebhookBroker:
         self._given = sender
         self._own: HttpxSender | None = None
         self._turns = asyncio.Semaphore(concurrency)
+        self._slow = SlowEndpoints(concurrency)
         self._concurrency = concurrency
         self._confirm_s = confirm_s
         self._redelivery_s = redelivery_s
@@ -117,6 +120,7 @@ class WebhookBroker:
         )
 
     async def close(self) -> None:
+        await self._slow.close()
         own, self._own = self._own, None
         if own is not None:
             await own.close()
@@ -160,15 +164,27 @@ class WebhookBroker:
         return list(dict.fromkeys(found))
 
     async def _send(self, endpoint: Endpoint, message: Message) -> Confirm:
+        slow, name = self._slow, endpoint.name
+        if slow.has_taken(name, message.id):
+            return None
+        if name in slow:
+            return await slow.ask(name, message.id, partial(self._request, endpoint, message))
+        async with self._turns:
+            if name in slow:  # that was found out while this waited for its turn
+                return slow.unavailable(name)
+            return await self._request(endpoint, message)
+
+    async def _request(self, endpoint: Endpoint, message: Message) -> Confirm:
+        began = time.monotonic()
         try:
-            async with self._turns:
-                headers, body = write_structured(message)
-                keys = self._keys if endpoint.secret is None else read_keys(endpoint.secret)
-                headers |= sign(keys, ascii_only(message.id), body, now_s=self._wall_s())
-                confirm, gone = await self._ask_endpoint(endpoint.url, headers, body)
+            headers, body = write_structured(message)
+            keys = self._keys if endpoint.secret is None else read_keys(endpoint.secret)
+            headers |= sign(keys, ascii_only(message.id), body, now_s=self._wall_s())
+            confirm, gone = await self._ask_endpoint(endpoint.url, headers, body)
         except Exception as error:  # a bad secret, a mistake of the sender's: the others must have their answers
             confirm = MessageRefused(f"sending to endpoint {endpoint.name} failed: {type(error).__name__}: {error}")
             gone = False
+        self._slow.note(endpoint.name, confirm, time.monotonic() - began)
         if self._listed:
             self._directory.note_answer(endpoint.name, confirm, gone=gone)
         return confirm
@@ -190,7 +206,8 @@ class WebhookBroker:
         if self._given is not None:
             return self._given
         if self._own is None:
-            self._own = HttpxSender(self._concurrency, allow_private=self._allow_private)
+            # As many again for those that are slow: they must not take the connections of the others.
+            self._own = HttpxSender(2 * self._concurrency, allow_private=self._allow_private)
         return self._own
 
 

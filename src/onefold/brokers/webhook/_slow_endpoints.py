@@ -1,0 +1,84 @@
+"""Endpoints that leave requests unanswered: what they are asked is waited for beside the relay, and not by it.
+
+A relay waits for all answers of a round. An endpoint that answers nothing until the time limit would hold up the events
+of all others for as long, each time it is tried. So one that did not take an event and was long about it is slow: one
+request to it is under way at a time, and a round waits for that for a moment only. What has no answer by then was not
+taken now; its request goes on, and if it is taken, that is the answer when the relay sends the event again. The first
+request that does not end like this makes the endpoint one like any other.
+
+Failure window: a relay that dies meanwhile sends the event again, under the same id and the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from onefold._kernel.messages import Confirm
+from onefold.errors import BrokerUnavailable
+
+#: An endpoint that took so long to take nothing is slow.
+SLOW_S: Final = 1.0
+#: For so long a round waits for the answer of a slow endpoint: one that is well again mostly has it by then.
+ROUND_WAIT_S: Final = 0.2
+
+
+class SlowEndpoints:
+    """Of one broker, by name."""
+
+    def __init__(self, requests_max: int) -> None:
+        self._requests_max = requests_max
+        self._slow: set[str] = set()
+        #: Which message each is asked to take, and the request.
+        self._asked: dict[str, tuple[str, asyncio.Task[Confirm]]] = {}
+        #: The message that each has taken while no round waited for it.
+        self._taken: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._slow
+
+    def note(self, name: str, confirm: Confirm, took_s: float) -> None:
+        """One request ended."""
+        if isinstance(confirm, BrokerUnavailable) and took_s >= SLOW_S:
+            self._slow.add(name)
+        else:
+            self._slow.discard(name)
+
+    def has_taken(self, name: str, message_id: str) -> bool:
+        """Whether it took this message after its round; asked once."""
+        if self._taken.get(name) != message_id:
+            return False
+        del self._taken[name]
+        return True
+
+    async def ask(self, name: str, message_id: str, send: Callable[[], Awaitable[Confirm]]) -> Confirm:
+        """Its answer, if it comes soon."""
+        if name not in self._asked and len(self._asked) < self._requests_max:
+            self._asked[name] = (message_id, asyncio.create_task(self._finish(name, message_id, send)))
+        asked_for, request = self._asked.get(name, (None, None))
+        if request is None or asked_for != message_id:
+            return self.unavailable(name)
+        done, _ = await asyncio.wait((request,), timeout=ROUND_WAIT_S)
+        if not done:
+            return self.unavailable(name)
+        self.has_taken(name, message_id)
+        return request.result()
+
+    def unavailable(self, name: str) -> BrokerUnavailable:
+        return BrokerUnavailable(f"endpoint {name} has left requests unanswered and is asked for one event at a time")
+
+    async def close(self) -> None:
+        requests = [request for _, request in self._asked.values()]
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    async def _finish(self, name: str, message_id: str, send: Callable[[], Awaitable[Confirm]]) -> Confirm:
+        try:
+            confirm = await send()
+            if confirm is None:
+                self._taken[name] = message_id
+            return confirm
+        finally:
+            del self._asked[name]
