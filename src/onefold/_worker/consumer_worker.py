@@ -200,7 +200,9 @@ class ConsumerWorker:
     def _as_dead_letter(self, delivery: Delivery) -> Delivery:
         """What the consumer has not asked for is kept as a dead letter: it may have been, by the release before."""
         problem = f"consumer {self.consumer.name!r} no longer has the topic that this was sent to"
-        return replace(self._inbox.read(delivery), message=None, problem=problem)
+        read = self._inbox.read(delivery)
+        topic = read.origin.topic or (read.message.topic if read.message is not None else "")  # `local` has one place
+        return replace(read, message=None, problem=problem, origin=replace(read.origin, topic=topic))
 
     async def _work(
         self, partition: Partition, subscription: Subscription, stop: asyncio.Event, leaving: asyncio.Event
