@@ -6,16 +6,19 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+from packaging.specifiers import SpecifierSet
 
 import onefold
 from tests.cli.commands import onefold as command
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 ADAPTERS = {
     "onefold._http.fastapi_dependencies": ("fastapi", "fastapi"),
@@ -136,3 +139,21 @@ def test_a_command_imports_no_adapter_and_no_other_command() -> None:
         "onefold._cli.outbox",
         "onefold._cli.output",
     }
+
+
+def find_too_new(pins: str, oldest: str) -> list[str]:
+    """What does not install on the oldest Python that we support; of pins that are installed here."""
+    found = []
+    for name in re.findall(r"^([\w.-]+)==", pins, re.MULTILINE):
+        with suppress(PackageNotFoundError):
+            asks = metadata(name)["Requires-Python"]
+            if asks and not SpecifierSet(asks).contains(oldest):
+                found.append(f"{name} {asks}")
+    return found
+
+
+def test_every_pin_installs_on_the_oldest_python() -> None:
+    """Debian 12 has 3.11.2: a pin that asks for 3.11.5 ended `make` on a bare checkout."""
+    pins = (ROOT / "constraints.txt").read_text()
+    assert find_too_new(pins, "3.11.0") == []
+    assert len(find_too_new(pins, "3.8.0")) > 20
