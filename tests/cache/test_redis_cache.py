@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 import threading
@@ -23,6 +25,7 @@ from onefold._idempotency.model import Record
 from onefold._kernel.executors import ThreadExecutor
 from onefold.caches import RedisCache
 from onefold.errors import ConfigurationError, ProgrammerError
+from onefold.testing.servers import PrivateValkey
 from tests.support.patience import PATIENCE_S
 
 URL = "redis://:hunter2@127.0.0.1:6379/0"
@@ -214,6 +217,30 @@ def test_a_server_that_never_answers_is_left_alone_after_three_questions_however
             now[0] += 0.9
         assert outcomes == ["failed", "failed", "failed", "skipped"]
         answers.close()
+
+
+def test_a_child_asks_whatever_its_parent_did_when_it_was_forked(valkey: PrivateValkey) -> None:
+    """A server that loads the application and forks: a thread of the parent may hold the lock of the breaker."""
+    now = [0.0]
+    cache = RedisCache(valkey.url, secret=SECRET, namespace="orders", timeout_s=5)
+    answers = RedisAnswers(cache, monotonic=lambda: now[0])
+    answers.bind(b"")
+    assert ask(answers) == MISS
+    breaker = answers._breaker
+    assert breaker.closed_permit is not None
+    breaker.fail(breaker.closed_permit, now[0])
+    now[0] += 60  # it is open, and is asked for a probe
+    with breaker._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(int(PATIENCE_S))
+            try:
+                os._exit(0 if ask(answers) == MISS else 1)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ask(answers) == MISS
+    answers.close()
 
 
 def test_neither_secret_nor_password_is_shown() -> None:

@@ -14,6 +14,7 @@ from flask.views import MethodView
 from pydantic import BaseModel
 from sqlalchemy import create_engine, select
 from starlette.endpoints import HTTPEndpoint
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
@@ -222,6 +223,30 @@ async def test_a_response_with_a_tag_of_its_own_is_judged_by_that(once: AsyncOne
         for headers, status in (({"if-match": own}, 200), ({"if-none-match": own}, 304), ({"if-match": '"1"'}, 412)):
             answer = await client.post("/orders/o1/file", method="GET", headers=headers)
             assert (answer.status_code, answer.headers["etag"]) == (status, own)
+
+
+async def test_a_replay_that_is_decoded_for_its_caller_has_the_tag_that_if_match_takes(once: AsyncOnefold) -> None:
+    """The tag is of the state, not of the bytes: a weak one would satisfy no If-Match."""
+    app = FastAPI()
+    app.add_middleware(GZipMiddleware, minimum_size=10)  # inside: the stored answer is the encoded one
+
+    @app.put("/orders/{id_}")
+    @once.conditional(etag="version")
+    async def put(id_: str, tx: Tx[Any], condition: Condition) -> dict[str, Any]:
+        row = await condition.lock("orders", where={"id": id_})
+        await tx.connection.execute("UPDATE orders SET version = version + 1 WHERE id = ?", (id_,))
+        return {"id": id_, "version": row["version"] + 1, "padding": "x" * 1000}
+
+    once.install(app)
+    async with calling(app) as client:
+        named = {"if-match": '"1"', "idempotency-key": "k1"}
+        first = await client.post("/orders/o1", method="PUT", headers={**named, "accept-encoding": "gzip"})
+        again = await client.post("/orders/o1", method="PUT", headers={**named, "accept-encoding": "identity"})
+        assert (first.headers["content-encoding"], again.headers.get("content-encoding")) == ("gzip", None)
+        assert (again.headers["idempotent-replayed"], again.headers["etag"]) == ("true", '"2"')
+        tag = again.headers["etag"]
+        later = await client.post("/orders/o1", method="PUT", headers={"if-match": tag})
+        assert later.status_code == 200, later.text
 
 
 # --- errors where there is an answer ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -16,6 +17,7 @@ from onefold._http.condition_errors import ConditionMalformed
 from onefold._http.etags import (
     BYTES_MAX,
     TAGS_MAX,
+    TAGS_PATTERN,
     EntityTag,
     Preconditions,
     TagList,
@@ -168,3 +170,14 @@ def test_content_has_a_tag_that_changes_with_it() -> None:
     make_tag(content_tag({"a": Decimal(1), "b": datetime.now(UTC)}), "PUT /orders/{}")
     with pytest.raises(ProgrammerError, match="content_tag"):
         content_tag(object())
+
+
+_LISTS = st.text(alphabet=st.sampled_from('W/",* !a0'), max_size=12)
+
+
+@given(_LISTS | st.from_regex(TAGS_PATTERN, fullmatch=True).filter(lambda text: len(text) < 500))
+def test_what_the_description_calls_a_list_of_tags_is_read(text: str) -> None:
+    if re.search(TAGS_PATTERN, text):
+        assert read_preconditions([text.encode("latin-1")], []).given
+    elif text.strip() in ("*", '"a"', 'W/"a"', '"a", "0"'):
+        assert text != text.strip()

@@ -25,7 +25,7 @@ from onefold._kernel.arguments import named_settings, show
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.extras import missing_extra
-from onefold._kernel.fork_and_loop import PerLoop
+from onefold._kernel.fork_and_loop import PerLoop, watch_forks
 from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry.cache_events import StoreOutcome
 from onefold._policy.breaker import Breaker, BreakerConfig, Permit, Refused
@@ -152,6 +152,14 @@ class RedisAnswers:
         self._log_after = 0.0
         self._on_loops: PerLoop[Any] = PerLoop(self._connect_on_loop, lambda client: None)
         self._on_threads: Any = None
+        #: Of the parent, where this process was forked: its connections are neither used nor closed.
+        self._inherited: Any = None
+        watch_forks(self)
+
+    def note_fork(self) -> None:
+        """Whatever a thread of the parent held is held by none here."""
+        self._breaker = Breaker(lambda: 1.0, _BREAKER)
+        self._inherited, self._on_threads = (self._inherited, self._on_threads), None
 
     @property
     def bound(self) -> bool:

@@ -18,8 +18,9 @@ _WINDOWS = {"gzip": 32 + zlib.MAX_WBITS, "x-gzip": 32 + zlib.MAX_WBITS, "deflate
 DECODED_BYTES_MAX = 1 << 26
 
 
-def fit_encoding(response: Response, asked: Headers) -> Response:
-    """The response as its caller, by these request headers, can read it. Raises AnswerEncoded."""
+def fit_encoding(response: Response, asked: Headers, *, tags_state: bool = False) -> Response:
+    """The response as its caller, by these request headers, can read it. `tags_state`: its ETag names the state of a
+    row, and not these bytes. Raises AnswerEncoded."""
     stated = first_line(response.headers, "content-encoding")
     if stated is None or not response.body:
         return response
@@ -38,7 +39,7 @@ def fit_encoding(response: Response, asked: Headers) -> Response:
                 f"here. Retry with the same Idempotency-Key and Accept-Encoding: {stated}."
             )
         body = decoded
-    return Response(response.status, tuple(_rewrite_headers(response.headers, len(body))), body)
+    return Response(response.status, tuple(_rewrite_headers(response.headers, len(body), tags_state)), body)
 
 
 def _read_accepted(asked: Headers) -> dict[str, bool] | None:
@@ -79,14 +80,14 @@ def _decode(coding: str, body: bytes) -> bytes | None:
     return None
 
 
-def _rewrite_headers(headers: Headers, length: int) -> list[tuple[bytes, bytes]]:
+def _rewrite_headers(headers: Headers, length: int, tags_state: bool) -> list[tuple[bytes, bytes]]:
     kept = []
     for name, value in headers:
         if name == b"content-encoding":
             continue
         if name == b"content-length":
             value = str(length).encode()
-        elif name == b"etag" and not value.startswith(b"W/"):  # a strong one names these very bytes, and they differ
+        elif name == b"etag" and not tags_state and not value.startswith(b"W/"):  # it named the bytes, which differ
             value = b"W/" + value
         kept.append((name, value))
     return kept

@@ -30,6 +30,9 @@ _OPAQUE = r"[!\x23-\x7e\x80-\xff]*"
 _TAG = re.compile(rf'(W/)?"({_OPAQUE})"')
 _VERSION = re.compile(_OPAQUE)
 
+#: What a description says of If-Match and If-None-Match: narrower than what is read, and never wider.
+TAGS_PATTERN: Final = r'^(?:\*|(?:W/)?"[!#-~]*"(?:, *(?:W/)?"[!#-~]*"){0,99})$'
+
 
 class EntityTag(NamedTuple):
     """`"opaque"`, or `W/"opaque"`."""

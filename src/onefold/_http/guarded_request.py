@@ -385,7 +385,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 try:
                     self._link_to(record)
                     answer = make_replay(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
-                    return fit_encoding(answer, self.request.headers)
+                    return fit_encoding(answer, self.request.headers, tags_state=self.policy.conditional is not None)
                 except OnefoldError as unreadable:
                     return guard.log_and_refuse(unreadable, self.request, self.operation)
             case Run():

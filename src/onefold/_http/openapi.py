@@ -126,10 +126,13 @@ def _describe_condition(operation: dict[str, Any], rules: Conditional) -> None:
 
 
 def _add_condition(operation: dict[str, Any], texts: dict[str, str], headers: dict[str, Any]) -> None:
+    from onefold._http.etags import BYTES_MAX, TAGS_PATTERN  # few applications have conditional routes
+
     parameters = operation.setdefault("parameters", [])
     present = {each.get("name", "").lower() for each in parameters}
+    schema = {"type": "string", "maxLength": BYTES_MAX, "pattern": TAGS_PATTERN}
     parameters += [
-        {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+        {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
         for name, text in texts.items()
         if name.lower() not in present
     ]
