@@ -16,6 +16,7 @@ from onefold._client.journal_connector import JournalConnector, acquire_async
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run
+from onefold.errors import StoreBusy
 
 if TYPE_CHECKING:
     from onefold._client.journal.flow import Journal
@@ -54,34 +55,32 @@ class JournalStore:
         return self._journal
 
     def sync_database(self) -> Database[Any]:
+        if self._sync is None:
+            self.make_ready()
         with self._lock:
             if self._sync is None:
-                self.make_ready()
                 self._sync = self._open_sync(self._file())
             return self._sync
 
     def async_database(self) -> AsyncDatabase[Any]:
+        if self._async is None:
+            self.make_ready()
         with self._lock:
             if self._async is None:
-                self.make_ready()
                 self._async = self._open_async(self._file())
             return self._async
 
     def make_ready(self) -> None:
-        """Make the file and its table, where it is one. This waits for the disk: on asyncio, ask a thread to do it."""
-        from onefold._client.journal.location import make_private
-        from onefold._client.journal.schema import prepare
-        from onefold.db._drivers import file_of, sync_database
-
-        with self._lock:
-            location = self._location()
-            if not self.ready and isinstance(location, str | Path) and (file := file_of(location)) is not None:
-                database = sync_database(make_private(file))
-                try:
-                    run(prepare(database.dialect), ThreadExecutor(database))
-                finally:
-                    database.close()
+        """Make the file and its table, where it is one. This waits for the disk: on asyncio, ask a thread to do it.
+        Raises StoreBusy where others have the file, or are about to do the same: a claim asks again."""
+        if not self._lock.acquire(timeout=BUSY_S):
+            raise StoreBusy("another thread waits for the file of the key journal")
+        try:
+            if not self.ready and (file := self._file()) is not None:
+                _make_table(file)
             self.ready = True
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Close what was opened here for threads. A pool that was given is its owner's to close."""
@@ -130,6 +129,18 @@ class JournalStore:
 
     def _is_ours(self) -> bool:
         return self._given is None or isinstance(self._given, str | Path)
+
+
+def _make_table(file: Path) -> None:
+    from onefold._client.journal.location import make_private
+    from onefold._client.journal.schema import prepare
+    from onefold.db.sqlite import SqliteDatabase
+
+    database = SqliteDatabase(make_private(file), busy_timeout_s=BUSY_S)
+    try:
+        run(prepare(database.dialect), ThreadExecutor(database))
+    finally:
+        database.close()
 
 
 class JournalDatabase:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import requests
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import onefold
 from onefold import Retrying
+from onefold._client.journal import schema
+from onefold._kernel.effects import Flow
 from onefold.clients import options
 from onefold.errors import StoreBusy
 from onefold.testing.scripted_server import Reply, ScriptedServer
@@ -74,3 +79,25 @@ def test_a_connection_that_comes_too_late_goes_back_to_its_pool(postgres_dsn: st
         pool.putconn(held)
         with pool.connection(timeout=60) as again:
             again.execute("SELECT 1")
+
+
+async def test_a_file_without_its_table_that_is_locked_is_asked_again_until_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wait for the lock must not take longer than the call has: SQLite's own limit is 5 s."""
+    asked: list[str] = []
+    prepare = schema.prepare
+
+    def watched(dialect: str) -> Flow[None]:
+        asked.append(dialect)
+        return prepare(dialect)
+
+    monkeypatch.setattr(schema, "prepare", watched)
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as operator, ScriptedServer([Reply(200)]) as server:
+        operator.execute("BEGIN EXCLUSIVE")
+        client = onefold.retrying(requests.Session(), journal=path)
+        with options(deadline_s=2.5), onefold.intent("pay:1"), pytest.raises(StoreBusy):
+            client.post(server.url)
+    assert server.requests == []
+    assert len(asked) > 1
