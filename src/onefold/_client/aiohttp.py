@@ -83,7 +83,7 @@ class AiohttpRequest:
         #: The headers that were changed, as they came.
         self._before: dict[str, str | None] = {}
         self.method = request.method
-        self.host = f"{request.url.host}:{request.url.port}"
+        self.host = request.url.host_port_subcomponent or ""
         self.options: Mapping[str, Any] = {}
         self.streams = False
         #: An answer is arriving that does not say how long it is.

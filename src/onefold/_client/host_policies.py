@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onefold._client.host_names import names_of, read_host
 from onefold._policy.retry import RetryPolicy
 from onefold.errors import ConfigurationError
 
@@ -21,19 +22,15 @@ class HostPolicies:
                 f"hosts={given!r} must be policies by host, as in "
                 "hosts={'api.stripe.com': RetryPolicy(attempts_max=2)}"
             )
-        for named, policy in given.items():
-            name = named if isinstance(named, str) else ""
-            if not name or "/" in name or name != name.strip():
-                raise ConfigurationError(
-                    f"hosts has {named!r}, which is not a host: write 'api.stripe.com' or 'localhost:8000', without "
-                    "scheme and path"
-                )
-            if not isinstance(policy, RetryPolicy):
-                raise ConfigurationError(f"hosts[{name!r}]={policy!r} must be a RetryPolicy")
         self._usual = usual
-        self._own = {name.lower(): policy for name, policy in own.items()}
+        self._own = {read_host("hosts", name): _check_policy(name, policy) for name, policy in own.items()}
 
     def of(self, host: str) -> RetryPolicy:
         """The policy of a host, which may have its port behind it."""
-        host = host.lower()
-        return self._own.get(host) or self._own.get(host.rpartition(":")[0]) or self._usual
+        return next((self._own[name] for name in names_of(host) if name in self._own), self._usual)
+
+
+def _check_policy(name: str, policy: object) -> RetryPolicy:
+    if not isinstance(policy, RetryPolicy):
+        raise ConfigurationError(f"hosts[{name!r}]={policy!r} must be a RetryPolicy")
+    return policy

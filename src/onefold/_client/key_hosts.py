@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from onefold._client.host_names import names_of, not_a_host, read_host
 from onefold.errors import ConfigurationError
 
 
@@ -23,16 +24,12 @@ class KeyHosts:
                 f"generate_keys={said!r} must be a collection of hosts, as {{'api.stripe.com'}} is; True is for all"
             )
         for name in said:
-            if not isinstance(name, str) or not name or "/" in name or "@" in name or name != name.strip():
-                raise ConfigurationError(
-                    f"generate_keys has {name!r}, which is not a host: write 'api.stripe.com' or 'localhost:8000', "
-                    "without scheme and path"
-                )
-        self._names = frozenset(name.lower() for name in said)
+            if isinstance(name, str) and ("@" in name or " " in name):
+                raise not_a_host("generate_keys", name)
+        self._names = frozenset(read_host("generate_keys", name) for name in said)
 
     def covers(self, host: str) -> bool:
         """Keys are generated for this host, which may have its port behind it."""
         if self._all or not self._names:
             return self._all
-        host = host.lower()
-        return host in self._names or host.rpartition(":")[0] in self._names
+        return not self._names.isdisjoint(names_of(host))

@@ -17,6 +17,7 @@ from onefold import Retrying, RetryPolicy
 from onefold._client.journal.queries import intents
 from onefold._client.journal.records import IntentView
 from onefold._client.journal_store import JournalStore
+from onefold._client.key_hosts import KeyHosts
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.clients import Reason, report_of
@@ -85,11 +86,41 @@ async def test_elsewhere_a_post_that_may_have_arrived_is_not_repeated(
         ({"https://api.stripe.com"}, "'https://api.stripe.com', which is not a host"),
         ({""}, "'', which is not a host"),
         ({7}, "7, which is not a host"),
+        ({"a b"}, "'a b', which is not a host"),
+        ({"*.stripe.com"}, r"'\*\.stripe\.com', which is not a host: there are no patterns, name each"),
     ],
 )
 def test_what_names_no_hosts_is_refused_where_it_is_written(hosts: Any, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         Retrying(generate_keys=hosts)
+
+
+@only(lambda kind: kind.name in ("httpx", "requests", "aiohttp"))
+@pytest.mark.parametrize(
+    ("named", "address"),
+    [
+        ("::1", "http://[::1]:1/pay"),
+        ("[::1]:1", "http://[::1]:1/pay"),
+        ("127.0.0.1:80", "http://127.0.0.1/pay"),
+        ("LocalHost", "http://localhost:80/pay"),
+    ],
+)
+async def test_a_host_is_found_however_its_name_is_written(kind: Kind, named: str, address: str) -> None:
+    """With every client alike; the connection fails, and the report has the key that would have been sent."""
+    retrying = Retrying(RetryPolicy(attempts_max=2), generate_keys={named}, hosts={named: RetryPolicy(attempts_max=1)})
+    async with kind.opened(retrying) as caller:
+        with pytest.raises(kind.no_connection) as raised:
+            await caller.send("POST", address)
+    report = report_of(raised.value)
+    assert report is not None
+    assert (report.key is not None, report.attempts) == (True, 1)
+
+
+def test_so_is_one_that_is_not_in_ascii() -> None:
+    assert KeyHosts({"Bücher.example"}).covers("xn--bcher-kva.example:8000")
+    assert not KeyHosts({"Bücher.example"}).covers("bcher.example")
+    own = RetryPolicy(attempts_max=7)
+    assert Retrying(hosts={"das Bücherlager": own})._host("das Bücherlager").policy is own
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
