@@ -7,6 +7,11 @@ the server's side, nor a consumer's process for HTTP.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onefold import clients as clients
+    from onefold import errors as errors
+    from onefold import policies as policies
+    from onefold import shedding as shedding
+    from onefold import telemetry as telemetry
     from onefold._app import AsyncOnefold, Onefold
     from onefold._client.context import call, intent
     from onefold._client.retrying import Retrying, retrying
@@ -14,7 +19,7 @@ if TYPE_CHECKING:
     from onefold._http.route_policy import Policy, single_principal
     from onefold._idempotency.encryption import Keyring
     from onefold._inbox.handler_signature import Depends
-    from onefold._kernel.deadlines import deadline
+    from onefold._kernel.deadlines import deadline, no_deadline
     from onefold._kernel.derive import derive
     from onefold._kernel.messages import Message
     from onefold._kernel.transaction import Transaction
@@ -47,6 +52,7 @@ __all__ = [
     "deadline",
     "derive",
     "intent",
+    "no_deadline",
     "retrying",
     "single_principal",
 ]
@@ -74,9 +80,13 @@ _MODULE_OF = {
     "deadline": "_kernel.deadlines",
     "derive": "_kernel.derive",
     "intent": "_client.context",
+    "no_deadline": "_kernel.deadlines",
     "retrying": "_client.retrying",
     "single_principal": "_http.route_policy",
 }
+
+#: Those of the public modules that need no extra: `import onefold; onefold.clients.options(...)`.
+_MODULES = ("clients", "errors", "policies", "shedding", "telemetry")
 
 
 def __getattr__(name: str) -> Any:
@@ -84,13 +94,15 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("onefold")
-    if name not in _MODULE_OF:
+    if name not in _MODULE_OF and name not in _MODULES:
         raise AttributeError(f"module 'onefold' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"onefold.{name}")
     value = globals()[name] = getattr(import_module(f"onefold.{_MODULE_OF[name]}"), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})

@@ -61,3 +61,9 @@ def test_what_is_used_is_imported() -> None:
     """The control: these modules are there, and can be seen where they are imported."""
     assert [name for name in BY_USE if find_spec(name) is None] == []
     assert modules_after(f"import {', '.join(BY_USE)}") >= set(BY_USE)
+
+
+def test_what_pages_write_with_its_module_is_found_by_who_imported_the_root() -> None:
+    asked = ("errors.CallNotMade", "telemetry.CallEnded", "policies.Quota", "clients.options", "shedding.Shedding")
+    ran = run("import onefold\n" + "\n".join(f"onefold.{name}" for name in asked))
+    assert ran.returncode == 0, ran.stderr

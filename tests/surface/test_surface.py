@@ -62,6 +62,10 @@ def test_the_three_lists_of_the_root_agree() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
+    modules = {name for name, module in imported.items() if module == "onefold"}
+    assert set(onefold._MODULES) == modules
+    for name in modules:
+        del imported[name]
     assert {name: f"onefold.{module}" for name, module in onefold._MODULE_OF.items()} == imported
     assert onefold.__all__ == sorted(imported)
     assert set(onefold.__all__) <= set(dir(onefold))
