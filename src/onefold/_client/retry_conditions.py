@@ -78,11 +78,12 @@ def apply_to_answer(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Ans
 
 
 def apply_to_error(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
-    """What `retry_if` makes of an error; None: it is the caller's. Whether the request may have left stays as it is."""
+    """What `retry_if` makes of an error; None: it is the caller's. Whether the request may have left stays as it is,
+    and so does what the error says of the host."""
     said = say(error)
     if said is None:
         return outcome
     if said is False:
-        return None
+        return None if outcome is None else replace(outcome, should_retry=False)
     failed = outcome or Unanswered(maybe_sent=True)
     return failed if said is True else replace(failed, retry_after_s=check_seconds("retry_if", say, said))

@@ -45,6 +45,8 @@ class Unanswered:
     """The time for an answer ran out: the server may still have it before it."""
     retry_after_s: float | None = None
     """What the caller says; a server that did not answer asks for nothing."""
+    should_retry: bool | None = None
+    """What the caller says about another attempt; None: nothing."""
 
 
 Outcome: TypeAlias = Answered | Unanswered

@@ -198,7 +198,7 @@ def may_differ(outcome: Outcome, statuses: Collection[int] = RETRYABLE_STATUSES)
                 return outcome.should_retry
             return status in statuses or outcome.in_flight
         case Unanswered():
-            return True
+            return outcome.should_retry is not False
         case _:
             assert_never(outcome)
 

@@ -16,6 +16,7 @@ import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.clients import BreakerConfig, HttpAnswer, Reason, options, report_of
 from onefold.errors import CallNotMade, ConfigurationError
+from onefold.telemetry import CallEnded
 from onefold.testing.scripted_server import Act, Chunks, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 
@@ -77,6 +78,22 @@ async def test_an_error_may_be_final_or_worth_another_attempt(kind: Kind, patien
         async with kind.opened(Retrying(patient, retry_if=never)) as caller:
             assert (await caller.send("GET", server.url)).status == 503
     assert seen[1].status == 503
+
+
+async def test_an_error_that_is_final_is_a_failure_of_the_host_all_the_same(kind: Kind) -> None:
+    events: list[Any] = []
+    retrying = Retrying(RetryPolicy(budget=None), retry_if=lambda ended: False, listener=events.append)
+    with ScriptedServer([Reset()]) as server:
+        async with kind.opened(retrying) as caller:
+            errors = [
+                (await asyncio.gather(caller.send("GET", server.url), return_exceptions=True))[0] for _ in range(6)
+            ]
+    assert len(server.requests) == 5
+    assert isinstance(errors[5], CallNotMade)
+    report = report_of(errors[0])
+    assert report is not None
+    assert (report.attempts, report.reason) == (1, Reason.FINAL)
+    assert len([event for event in events if isinstance(event, CallEnded)]) == 6
 
 
 async def test_a_block_may_say_it_for_its_calls(kind: Kind, patient: RetryPolicy) -> None:
