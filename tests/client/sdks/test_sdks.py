@@ -14,7 +14,7 @@ import stripe
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, IntentReused
 from onefold.telemetry import RetryPlanned
 from onefold.testing.no_waiting import no_waiting
 from onefold.testing.scripted_server import Reply, Reset, ScriptedServer, Stall
@@ -177,3 +177,16 @@ def test_an_sdk_that_keeps_its_clients_to_itself_is_refused_with_the_way_out() -
     sdk: Any = stripe.HTTPXClient(allow_sync_methods=True)
     with pytest.raises(ConfigurationError, match=r"HTTPXClient cannot be made to retry: give a client or a transport"):
         onefold.retrying(sdk)
+
+
+def test_a_refusal_is_the_cause_of_the_error_that_stripe_raises() -> None:
+    with (
+        ScriptedServer([Reply(200, PAID, JSON)]) as server,
+        onefold.retrying(requests.Session(), POLICY) as session,
+        onefold.call(),
+    ):
+        session.post(f"{server.url}/another")
+        with pytest.raises(stripe.APIConnectionError, match="is another call: give it a block of its own") as raised:
+            pay(stripe_client(server.url, session))
+    assert isinstance(raised.value.__cause__, IntentReused)
+    assert [request.target for request in server.requests] == ["/another"]
