@@ -53,6 +53,8 @@ def test_every_command_has_an_example_of_options_that_it_has(root: Any) -> None:
             parent = find(root, path.split()[0])
             known |= {option for parameter in parent.params for option in parameter.opts}
             assert {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)} <= known, example
+            needed = [each.opts for each in command.params if each.required and each.param_type_name == "option"]
+            assert [options for options in needed if not set(options) & set(words)] == [], example
 
 
 def test_every_command_that_prints_something_prints_json(root: Any) -> None:

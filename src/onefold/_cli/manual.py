@@ -55,7 +55,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "recurring list": ("onefold recurring list -d app.db --json",),
     "endpoints": ("onefold endpoints list -d app.db",),
     "endpoints list": ("onefold endpoints list -d app.db --json",),
-    "endpoints add": ("onefold endpoints add acme https://acme.example/hooks -d app.db",),
+    "endpoints add": ("onefold endpoints add acme https://acme.example/hooks --topic order.paid -d app.db",),
     "endpoints disable": ("onefold endpoints disable acme -d app.db",),
     "endpoints enable": ("onefold endpoints enable acme -d app.db",),
     "endpoints remove": ("onefold endpoints remove acme -d app.db",),
