@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from fastapi import FastAPI
 
-from onefold import AsyncOnefold
+from onefold import AsyncOnefold, single_principal
 from onefold._app.base_app import run_flow
+from onefold._app.diagnosis import diagnose
 from onefold._inbox.pausing import pause
 from onefold._inbox.registry import register
 from tests.console.browsing import Visitor, text_of
@@ -17,6 +19,24 @@ async def test_an_idle_application_is_well(viewer: Visitor) -> None:
     text = text_of(await viewer.get("/health"))
     assert "All is well." in text
     assert "Tables well Up to date." in text
+
+
+async def test_the_page_has_what_doctor_says(viewer: Visitor, once: AsyncOnefold) -> None:
+    """Of this database, and of the routes of an application, which may be kept for too short a time."""
+    text = text_of(await viewer.get("/health"))
+    said = [f"{each.what} well {each.said}" for each in await run_flow(once, diagnose)]
+    assert len(said) > 5
+    assert [line for line in said if line not in text] == []
+    app = FastAPI()
+
+    @app.post("/orders")
+    @once.idempotent(retention_s=60, principal=single_principal)
+    async def order() -> None: ...
+
+    once.install(app)
+    assert "Retention look Answers are kept for less than an hour: POST /orders (60 s)" in text_of(
+        await viewer.get("/health")
+    )
 
 
 async def test_a_page_without_its_tables_names_the_way_out_once(viewer: Visitor, once: AsyncOnefold) -> None:

@@ -1,5 +1,4 @@
-"""What is well and what is not, from what onefold's own tables say: each finding with the way out. For `onefold doctor`
-and for the console."""
+"""What is well and what is not, from what onefold's own tables say: each finding with the way out."""
 
 from __future__ import annotations
 

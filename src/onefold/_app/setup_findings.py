@@ -1,5 +1,5 @@
-"""What a database is set up like, as far as onefold depends on it: each finding with what to change and why. For
-`onefold doctor`, beside the findings about what happens in it (`health_findings`)."""
+"""What a database is set up like, as far as onefold depends on it: each finding with what to change and why. Beside
+the findings about what happens in it (`health_findings`)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from onefold._cli.output import (
     LOG_FORMAT,
     LogFormat,
     answer,
-    broker_name,
     log_to_stderr,
     print_table,
     say,
@@ -27,6 +26,7 @@ from onefold._inbox.failed_messages import count_failed
 from onefold._kernel.telemetry import Listener, join
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.worker_settings import select_consumers
+from onefold.brokers._adapters import broker_name
 from onefold.errors import ConfigurationError, OnefoldError
 
 

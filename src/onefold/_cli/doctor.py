@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from onefold._app.base_app import run_flow
-from onefold._app.health_findings import HealthFinding, check_health
-from onefold._app.setup_findings import check_setup
-from onefold._cli.application_findings import check_application
+from onefold._app.diagnosis import diagnose, diagnose_application
+from onefold._app.health_findings import HealthFinding
 from onefold._cli.options import DATABASE, JSON, TARGET_HELP
 from onefold._cli.output import answer, print_table
 from onefold._cli.session import ask
@@ -31,7 +28,7 @@ def command(
 ) -> None:
     """Check tables, indexes, vacuum, clock, connections, reaping, relays, consumers, dead letters and works. Exits with
     1 where something needs a look."""
-    findings = _check_target(target) if target else ask(database, _check)
+    findings = _check_target(target) if target else ask(database, diagnose)
     unwell = [each for each in findings if each.level != "good"]
     if as_json:
         answer({"well": not unwell, "findings": [asdict(each) for each in findings]})
@@ -43,20 +40,13 @@ def command(
         raise typer.Exit(1)
 
 
-async def _check(dialect: str) -> list[HealthFinding]:
-    findings = await check_health(dialect)
-    if findings[0].level == "bad":  # tables are missing: nothing else can be asked
-        return findings
-    return findings + await check_setup(dialect, now_s=time.time())
-
-
 def _check_target(target: str) -> list[HealthFinding]:
     value = load_target(target)
 
     async def check() -> list[HealthFinding]:
         once = await open_target(target, value)
         try:
-            return [*await run_flow(once, _check), *await check_application(once)]
+            return await diagnose_application(once)
         finally:
             await close_onefold(once)
 

@@ -18,12 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold._kernel.readable import harmless
-from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
 from onefold._observe.json_logs import JsonFormatter
-from onefold.brokers._adapters import BrokerGiven
 
 _log = logging.getLogger("onefold.command")
 
@@ -121,13 +119,3 @@ def show_progress(text: str) -> Iterator[None]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task(text, total=None)
         yield
-
-
-def broker_name(given: BrokerGiven | None) -> str:
-    """What a relay publishes to."""
-    if given is None:
-        return "local"
-    if isinstance(given, str):
-        return redact(given)
-    name: str = getattr(given, "__name__", type(given).__name__)
-    return "a broker of its own" if name == "<lambda>" else name

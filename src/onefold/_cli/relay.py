@@ -13,7 +13,7 @@ import typer
 from onefold._app.base_app import run_flow
 from onefold._cli.health import HOST, PORT, STALE_S, HealthPage, healthz
 from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
-from onefold._cli.output import LOG_FORMAT, LogFormat, broker_name, log_to_stderr, say, tell_as_json
+from onefold._cli.output import LOG_FORMAT, LogFormat, log_to_stderr, say, tell_as_json
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
 from onefold._kernel.redaction import redact
@@ -24,6 +24,7 @@ from onefold._outbox.schema import BUCKETS
 from onefold._outbox.status_report import Report, report
 from onefold._worker.relay_loop import Relay
 from onefold._worker.worker_settings import RelaySettings
+from onefold.brokers._adapters import broker_name
 from onefold.errors import StoreError
 
 #: How often --until-empty looks, and how long it waits for what stands behind a stopped event.

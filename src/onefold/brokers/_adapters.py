@@ -139,3 +139,13 @@ def _local(
     if settings:
         raise ConfigurationError(f"broker 'local' has no setting {next(iter(settings))!r}; it has lease_s")
     return LocalBroker(database, lease_s=lease_s, awaited=awaited, news=news)
+
+
+def broker_name(given: BrokerGiven | None) -> str:
+    """What a relay publishes to."""
+    if given is None:
+        return "local"
+    if isinstance(given, str):
+        return redact(given)
+    name: str = getattr(given, "__name__", type(given).__name__)
+    return "a broker of its own" if name == "<lambda>" else name

@@ -1,16 +1,24 @@
-"""Health and settings: what is well, what is not, and what this console was made with."""
+"""Health and settings: what `onefold doctor` says, and what this console was made with."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from starlette.responses import Response
 
 import onefold
-from onefold._app.health_findings import check_health
+from onefold._app.diagnosis import diagnose, diagnose_application
 from onefold._console.sections import Page, Section, Visit
+
+#: A person waits for the page.
+_BROKER_S: Final = 2.0
 
 
 async def show(visit: Visit) -> Response:
-    findings = await visit.ask(check_health)
+    if visit.parts.knows_application:
+        findings = await diagnose_application(visit.once, broker_s=_BROKER_S)
+    else:
+        findings = await visit.ask(diagnose)
     settings = {
         "onefold": onefold.__version__,
         "Application": repr(visit.once),

@@ -1,4 +1,4 @@
-"""What `onefold doctor` sees of an application that is named by a target: its pool, its broker and its console.
+"""What `onefold doctor` and the console see of an application: its pool, its broker and its console.
 
 A finding says what was seen. What cannot be seen from here (a console that runs alone, what a broker of the
 application's own means by a confirm) is said to be so, and is no finding.
@@ -12,16 +12,16 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from onefold._app.base_app import run_flow, with_broker
+from onefold._app.base_app import BaseOnefold, run_flow, with_broker
 from onefold._app.health_findings import HealthFinding
 from onefold._app.setup_findings import check_pool, check_retention
-from onefold._cli.output import broker_name
-from onefold._cli.targets import AnyOnefold
 from onefold._kernel.ports import Broker
+from onefold.brokers._adapters import broker_name
 from onefold.db._pool_sizes import find_pool_size
 from onefold.errors import BrokerError, ConfigurationError, OnefoldError
 
-_BROKER_S_MAX: Final = 30.0
+#: That a broker is waited for, where a person does not wait for a page.
+BROKER_S: Final = 30.0
 
 #: What a confirm of each adapter says, and what it does not; by the name of its class.
 _CONFIRMS: Final = {
@@ -54,9 +54,9 @@ _STRANGER: Final = {
 }
 
 
-async def check_application(once: AnyOnefold) -> list[HealthFinding]:
+async def check_application(once: BaseOnefold[Any], *, broker_s: float = BROKER_S) -> list[HealthFinding]:
     """All findings."""
-    findings = [await check_broker(once), *[finding async for finding in _check_consoles(once)]]
+    findings = [await check_broker(once, broker_s), *[finding async for finding in _check_consoles(once)]]
     size = find_pool_size(once._database)
     if size is not None and once._database.dialect == "postgres":
         findings.append(await run_flow(once, lambda _: check_pool(size)))
@@ -68,7 +68,7 @@ async def check_application(once: AnyOnefold) -> list[HealthFinding]:
     return [*findings, check_retention(kept_s.items())] if kept_s else findings
 
 
-async def check_broker(once: AnyOnefold) -> HealthFinding:
+async def check_broker(once: BaseOnefold[Any], within_s: float = BROKER_S) -> HealthFinding:
     """Whether it can be opened: adapters refuse there what would lose messages."""
     shown = broker_name(once._broker)
 
@@ -78,18 +78,18 @@ async def check_broker(once: AnyOnefold) -> HealthFinding:
     if once._broker is None and once._database.dialect != "sqlite":
         return HealthFinding("Broker", "good", "The application has none: it publishes nothing.")
     try:
-        async with asyncio.timeout(_BROKER_S_MAX):
+        async with asyncio.timeout(within_s):
             kind = await with_broker(once, look)
     except ConfigurationError as error:
         return HealthFinding("Broker", "bad", f"{shown} is refused: {error}.", "Set it as the finding says.")
     except (TimeoutError, BrokerError, OnefoldError) as error:
-        why = str(error) or f"no answer within {_BROKER_S_MAX:g} s"
+        why = str(error) or f"no answer within {within_s:g} s"
         return HealthFinding("Broker", "bad", f"{shown}: {why}.", "Events wait until it is there: start it.")
     means = _CONFIRMS.get(kind, "it is the application's own, and what its confirm means is not visible from here")
     return HealthFinding("Broker", "good", f"{shown} answers; {means}.")
 
 
-async def _check_consoles(once: AnyOnefold) -> Any:
+async def _check_consoles(once: BaseOnefold[Any]) -> Any:
     module = sys.modules.get("onefold._console.app")
     found = [] if module is None else list(_find_consoles(once, module.Console))
     for path, console in found:
@@ -126,7 +126,7 @@ async def _check_console(path: str, console: Any) -> HealthFinding:
     )
 
 
-def _find_consoles(once: AnyOnefold, kind: type) -> Iterator[tuple[str, Any]]:
+def _find_consoles(once: BaseOnefold[Any], kind: type) -> Iterator[tuple[str, Any]]:
     for installed in once._layer.installed:
         for route in getattr(installed.app, "routes", ()):
             mounted = getattr(route, "app", None)
