@@ -262,6 +262,7 @@ def test_sealed_results_are_not_shown_and_an_outcome_is_sealed_with_the_keys_of_
     [
         (("show", "xyz"), "'xyz' is not an id of a work"),
         (("show", "00" * 16), "there is no unfinished work 0000"),
+        (("show", "order-7"), "Is it an Idempotency-Key? Give --principal and --route, or --app"),
         (("release", "00" * 16, "--yes"), "there is no unfinished work 0000"),
         (("resume", "00" * 16, "--yes"), "there is no unfinished work 0000"),
     ],

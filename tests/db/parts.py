@@ -13,6 +13,8 @@ from typing import Any, Final
 from onefold import AsyncOnefold, StepOptions
 from onefold._client.journal.flow import Journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
+from onefold._console import key_search
+from onefold._idempotency import stored_keys
 from onefold._idempotency.cache.cached_store import identify
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
@@ -349,7 +351,12 @@ async def administrators(database: AsyncDatabase[Any]) -> None:
 
 
 async def keys(database: AsyncDatabase[Any]) -> None:
-    """What people do with works that were begun and not finished. There are two."""
+    """What people do with works that were begun and not finished, of which there are two, and with a stored answer."""
+    for key in (await _run(database, stored_keys.list_keys("postgres"))).keys:
+        names = (bytes.fromhex(key.id),)
+        await _run(database, key_search.look_up("postgres", names))
+        assert await _run(database, stored_keys.erase("postgres", names, actor="ada", why="refunded"))
+        assert (await _run(database, key_search.look_up("postgres", names))).erased is not None
     first, second = await _run(database, unfinished_works.list_works("postgres"))
     work, _ = await _run(database, unfinished_works.show_work("postgres", first.id))
     await _run(database, unfinished_works.resume("postgres", work.id, actor="ada", result=b"\x007"))

@@ -114,7 +114,7 @@ CASES = {
     "consumers of the local broker": Case("shop_consumers", _subscriber, (*_SENT, parts.relay), local=True),
     "operators": Case("shop_operators", _alone(parts.operators), (parts.consumers,)),
     "administrators": Case("shop_administrators", _alone(parts.administrators), (parts.consumers,)),
-    "keys": Case("shop_keys", _alone(parts.keys), (parts.left_works,)),
+    "keys": Case("shop_keys", _alone(parts.keys), (parts.requests, parts.left_works)),
     "activity": Case("shop_activity", _alone(parts.activity)),
     "client": Case("shop_client", _alone(parts.client)),
 }

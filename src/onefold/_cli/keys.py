@@ -1,20 +1,24 @@
-"""`onefold keys`: requests and works that were begun and not finished, and what a person does with them."""
+"""`onefold keys`: what became of a request; those that are not finished, and what a person does with them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final
 
 import typer
 
 from onefold._app.operator_actions import read_result, resume_work, store_result
+from onefold._cli.key_lookup import APP, NAME, PRINCIPAL, ROUTE, describe_key, describe_stored, key_place
 from onefold._cli.options import ACTOR, DATABASE, JSON, WHY, YES, actor_name, confirm
 from onefold._cli.output import answer, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
+from onefold._console.key_search import look_up
+from onefold._idempotency.stored_keys import KeyView, erase, find_keys, list_keys
 from onefold._kernel.readable import age, harmless, moment
 from onefold._steps.sealing import Sealing, is_sealed
 from onefold._steps.unfinished_works import (
@@ -31,7 +35,8 @@ from onefold.errors import ConfigurationError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Requests and works with recorded steps that are not finished: list, show, resume or release them.",
+    help="What became of a key: show it, erase its stored answer. Requests and works with recorded steps that are not "
+    "finished: list, resume or release them.",
 )
 
 _PAGE: Final = 500
@@ -42,10 +47,18 @@ _ID = typer.Argument(metavar="ID", help="Its id, as `onefold keys list` shows it
 def list_command(
     database: Annotated[str, DATABASE] = "",
     parked: Annotated[bool, typer.Option("--parked", help="Only those that wait for a person.")] = False,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Stored answers instead, those that are kept longest first.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """List what was begun and is not finished, the oldest first."""
+    """List what was begun and is not finished, the oldest first; or stored answers."""
+    if stored and parked:
+        raise typer.BadParameter("either --parked (of what is not finished) or --stored (of what is)")
+    if stored:
+        _list_stored(database, limit, as_json=as_json)
+        return
     with session(database) as db:
         found = list(islice(_all(db, parked_only=parked), limit))
     if as_json:
@@ -61,30 +74,91 @@ def list_command(
             for each in found
         ]  # fmt: skip
         print_table("", columns, rows)
-    what = "parked" if parked else "unfinished"
-    typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+    _print_count("parked" if parked else "unfinished", len(found), limit)
+
+
+def _list_stored(database: str, limit: int, *, as_json: bool) -> None:
+    with session(database) as db:
+        found = [describe_stored(key) for key in islice(_all_stored(db, limit), limit)]
+    if as_json:
+        answer(found)
+        return
+    if found:
+        print_table("", tuple(found[0]), [tuple(each.values()) for each in found])
+    _print_count("stored", len(found), limit)
+
+
+def _print_count(what: str, number: int, limit: int) -> None:
+    typer.echo(f"{what}: {number}" + (", perhaps more: raise --limit" if number == limit else ""))
 
 
 @app.command("show")
 def show_command(
-    work_id: Annotated[str, _ID], database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False
+    name: Annotated[str, NAME],
+    principal: Annotated[str, PRINCIPAL] = "",
+    route: Annotated[str, ROUTE] = "",
+    target: Annotated[str, APP] = "",
+    database: Annotated[str, DATABASE] = "",
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show one, with its steps and what they returned."""
-    with session(database) as db:
-        work, steps = db.ask(show_work(db.dialect, work_id))
+    """Show what became of a key: its state and why, attempts, status, when it was stored and expires, what a retry
+    gets; of a work its steps and what they returned. Bodies are hidden."""
+    with key_place(database, target) as place:
+        search = place.search(name, principal, route)
+        found = place.ask(partial(look_up, names=search.names))
+        if search.route == "digest" and found.is_empty:
+            raise ConfigurationError(f"there is no unfinished work {name}, and no stored answer")
+        told = describe_key(search, found, found.judge(search.route), place.operations)
+    if found.work is not None:
+        told = {**told, **_describe(found.work), "verdict": told["state"]}
     if as_json:
-        answer({**_describe(work), "steps": [_describe_step(step) for step in steps]})
+        steps = {"steps": [_describe_step(step) for step in found.steps]} if found.work is not None else {}
+        answer({**told, **steps})
         return
-    for name, value in _describe(work).items():
+    for what, value in told.items():
         if value is not None:
-            typer.echo(f"{name + ':':<11} {harmless(str(value))}")
-    if steps:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            typer.echo(f"{what + ':':<14} {harmless(str(shown))}")
+    if found.steps:
         rows = [
             (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), _result(step))
-            for step in steps
+            for step in found.steps
         ]
         typer.echo()
         print_table("", ("step", "kind", "name", "state", "recorded", "result"), rows)
+
+
+@app.command("erase")
+def erase_command(
+    name: Annotated[str, NAME],
+    principal: Annotated[str, PRINCIPAL] = "",
+    route: Annotated[str, ROUTE] = "",
+    target: Annotated[str, APP] = "",
+    database: Annotated[str, DATABASE] = "",
+    actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Erase a stored answer, with a reason (--why): a retry with its key is a new request, and runs again."""
+    if not why.strip():
+        raise typer.BadParameter("erasing a key needs a reason, for the audit: give --why")
+    with key_place(database, target) as place:
+        search = place.search(name, principal, route)
+        keys = place.ask(partial(find_keys, digests=search.names))
+        if not keys:
+            raise ConfigurationError("nothing is stored under this key: there is nothing to erase")
+        what = f"{keys[0].operation or 'a request'}, answered {keys[0].status}"
+        confirm(harmless(f"{what}. A retry with its key runs again. Erase {keys[0].id}?"), yes=yes)
+        seen = [key.stamp for key in keys]
+        erased = place.ask(partial(erase, digests=search.names, actor=actor_name(actor), why=why, seen=seen))
+        if not erased:
+            raise ConfigurationError("what was to be erased is not stored any more, and nothing was done: look again")
+        place.forget(search.names)
+    if as_json:
+        answer({"erased": [key.id for key in erased], "operation": keys[0].operation})
+    else:
+        typer.echo(harmless(f"erased: {keys[0].id}, {what}"))
 
 
 @app.command("release")
@@ -195,6 +269,15 @@ def _all(db: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
     while page := db.ask(list_works(db.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
         yield from page
         last = page[-1].place
+
+
+def _all_stored(db: CommandSession, limit: int) -> Iterator[KeyView]:
+    after: str | None = None
+    while True:
+        page = db.ask(list_keys(db.dialect, after=after, limit=min(limit, _PAGE)))
+        yield from page.keys
+        if (after := page.after) is None:
+            return
 
 
 def _age(work: WorkView) -> str:

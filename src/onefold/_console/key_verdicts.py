@@ -174,7 +174,7 @@ def _judge_absent(keys: Sequence[KeyView], route: RouteKnown, erased: AuditLine 
             gets, way_out = "This cannot be told: the route is unknown.", "Search with a route from the list."
         case "unchecked":
             what = "Nothing is stored under this principal, route and key. Whether the application has such a route is "
-            what += "unknown: this console was not given the application (--app)."
+            what += "unknown: the application was not given (--app)."
             gets = "This cannot be told. If the route is right, it runs, as a new request."
             way_out = "Search with the route as the application declares it: POST /orders/{id}, not POST /orders/7."
         case "digest":
@@ -183,5 +183,5 @@ def _judge_absent(keys: Sequence[KeyView], route: RouteKnown, erased: AuditLine 
             )
             what += "that is made of the key alone, and no record is found by it."
             gets = "This cannot be told from a digest."
-            way_out = "Search with principal, route and Idempotency-Key: the page of the key then shows its key hash."
+            way_out = "Search with principal, route and Idempotency-Key: its key hash is shown then, too."
     return KeyVerdict(state="Nothing is stored", tone="neutral", what=what, gets=gets, way_out=way_out)

@@ -7,21 +7,26 @@ address, a log or a history.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from onefold._console.key_verdicts import RouteKnown, judge_key
-from onefold._console.known_routes import match_route, retentions_of
+from onefold._console.key_search import (
+    ROUTES_MAX,
+    KeySearch,
+    NotSearchable,
+    find_stored,
+    is_single,
+    look_up,
+    plan_search,
+    stored_ms,
+)
+from onefold._console.key_verdicts import RouteKnown
 from onefold._console.roles import Role
 from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._console.stored_answers import read_answer
-from onefold._http.idempotency_key import MalformedKey, parse_key
-from onefold._http.request_identity import names_of
-from onefold._http.route_policy import METHODS, Policy, single_principal
+from onefold._http.route_policy import Policy
 from onefold._http.stored_response import read_span
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold._idempotency.stored_keys import (
@@ -29,21 +34,11 @@ from onefold._idempotency.stored_keys import (
     KeyView,
     erase,
     find_head,
-    find_holder,
     find_keys,
     list_keys,
     read_digest,
     show_answer,
 )
-from onefold._kernel.audit import AuditLine, find_audit
-from onefold._kernel.key_hash import hash_key
-from onefold._steps.unfinished_works import WorkNotFit, WorkView, show_work
-
-_PRINCIPAL_CHARS_MAX: Final = 1000
-#: That are tried for a key whose route is not given.
-ROUTES_MAX: Final = 200
-#: The principal of `single_principal`.
-SINGLE: Final = "single"
 
 
 async def show_list(visit: Visit) -> Response:
@@ -53,75 +48,40 @@ async def show_list(visit: Visit) -> Response:
 async def find(visit: Visit) -> Response:
     """From what the operator knows to the address of the key. By POST: the key stays out of addresses and logs."""
     principal, route, key = (visit.form.get(name, "").strip() for name in ("principal", "route", "key"))
-    problem, read = "", ""
     operations = _operations(visit)
-    if not principal and _is_single(visit):
-        principal = SINGLE
-    method, _, template = route.partition(" ")
-    if not route and not operations:
-        problem = "Give the route: without the application (--app) this console does not know its routes."
-    elif route and (method not in METHODS or not template.strip()):
-        problem = "The route is a method and a path, as in POST /orders/{id}."
-    elif not principal or len(principal) > _PRINCIPAL_CHARS_MAX:
-        problem = "The principal is what the application calls the caller: the id of an account, tenant or user."
-    else:
-        try:
-            read = parse_key([key.encode("latin-1", "replace")], strict=False)
-        except MalformedKey as error:
-            problem = f"This is not an Idempotency-Key: {error.reason}"
-    if problem:
-        return await _render_list(visit, problem=problem, typed=visit.form)
-    if not route:
-        return await _find_everywhere(visit, principal, read, operations)
-    meant = match_route(method, template.strip(), operations)
-    known: RouteKnown = "known" if meant is not None else "unknown" if operations else "unchecked"
-    names = names_of(principal, meant or f"{method} {template.strip()}", read, operations)
-    address = ".".join(name.hex() for name in names[:NAMES_MAX])
-    return visit.redirect(f"/keys/{address}", route=known, hash=hash_key(read))
-
-
-async def _find_everywhere(visit: Visit, principal: str, key: str, operations: Mapping[str, Policy]) -> Response:
-    """A key whose route is not known: each route of the application is tried."""
-    candidates: dict[str, str] = {}
-    for operation in sorted(operations)[:ROUTES_MAX]:
-        names = names_of(principal, operation, key, operations)[:NAMES_MAX]
-        stored = await visit.ask(functools.partial(find_keys, digests=names))
-        holder = await visit.ask(functools.partial(find_holder, digests=names))
-        if stored or holder is not None or await _find_work(visit, names) is not None:
-            candidates[operation] = visit.url(
-                f"/keys/{'.'.join(name.hex() for name in names)}", route="known", hash=hash_key(key)
-            )
+    try:
+        searches = plan_search(principal, route, key, operations)
+    except NotSearchable as problem:
+        return await _render_list(visit, problem=str(problem), typed=visit.form)
+    candidates = await visit.ask(functools.partial(find_stored, searches=searches))
     if len(candidates) == 1:
-        [address] = candidates.values()
-        return RedirectResponse(address, 303)
+        [search] = candidates.values()
+        return RedirectResponse(_address(visit, search), 303)
     tried = f"{min(len(operations), ROUTES_MAX)} of {len(operations)} routes were tried"
     said = "has something stored or running under this principal and key"
     said = f"More than one route {said}:" if candidates else f"No route of the application {said}; {tried}."
-    return await _render_list(visit, typed=visit.form, found=said, candidates=candidates)
+    found = {operation: _address(visit, search) for operation, search in candidates.items()}
+    return await _render_list(visit, typed=visit.form, found=said, candidates=found)
 
 
 async def show_one(visit: Visit) -> Response:
     names = _names(visit)
-    keys = await visit.ask(functools.partial(find_keys, digests=names))
-    holder = await visit.ask(functools.partial(find_holder, digests=names))
-    work = await _find_work(visit, names)
-    if work is not None:
-        work = replace(work, reason=visit.error(work.reason))
-    erased = None if keys or holder or work else await _find_erasure(visit, names)
-    verdict = judge_key(keys, holder, work, route=_read_route(visit), erased=erased)
+    found = await visit.ask(functools.partial(look_up, names=names))
+    reason = None if found.work is None else visit.error(found.work.reason)
+    verdict = found.judge(_read_route(visit), reason=reason)
     key_hash = visit.query("hash")
     return visit.render(
         "key.html",
         names=visit.param("names"),
-        keys=keys,
-        holder=holder,
-        work=work,
+        keys=found.keys,
+        holder=found.holder,
+        work=found.work,
         verdict=verdict,
         id=names[0].hex(),
-        erased=erased,
+        erased=found.erased,
         key_hash=key_hash if read_digest(key_hash) else "",
         trace=await _find_trace(visit, verdict.key),
-        stored=_stored_ms(visit, keys),
+        stored=stored_ms(found.keys, _operations(visit)),
     )
 
 
@@ -173,8 +133,8 @@ async def _render_list(
         problem=problem,
         typed=typed or {},
         after=after,
-        stored=_stored_ms(visit, page.keys),
-        is_single=_is_single(visit),
+        stored=stored_ms(page.keys, _operations(visit)),
+        is_single=is_single(_operations(visit)),
         knows_routes=bool(_operations(visit)),
         found=found,
         candidates=candidates or {},
@@ -187,24 +147,6 @@ async def _render_erase(visit: Visit, *, problem: str = "") -> Response:
     if not keys:
         raise missing("Nothing is stored under this key: there is nothing to erase.")
     return visit.render("key_erase.html", names=visit.param("names"), key=_main(keys), keys=keys, problem=problem)
-
-
-async def _find_work(visit: Visit, names: tuple[bytes, ...]) -> WorkView | None:
-    for name in names:
-        try:
-            work, _ = await visit.ask(functools.partial(show_work, work_id=name.hex()))
-        except WorkNotFit:
-            continue
-        return work
-    return None
-
-
-async def _find_erasure(visit: Visit, names: tuple[bytes, ...]) -> AuditLine | None:
-    for name in names:
-        line = await visit.ask(functools.partial(find_audit, action="keys erase", about={"keys": [name.hex()]}))
-        if line is not None:
-            return line
-    return None
 
 
 async def _find_trace(visit: Visit, key: KeyView | None) -> str:
@@ -221,19 +163,9 @@ async def _find_trace(visit: Visit, key: KeyView | None) -> str:
     return parts[1] if len(parts) >= 4 else ""
 
 
-def _stored_ms(visit: Visit, keys: Sequence[KeyView]) -> dict[str, int]:
-    """When each was stored, as its end and what the route keeps answers for say. A deploy before may have kept them for
-    another time: it is about then. Not of those whose route is not known."""
-    retentions = retentions_of(_operations(visit))
-    known = [(key, retentions[key.operation]) for key in keys if key.operation in retentions]
-    found = {key.id: key.expires_ms - round(retention_s * 1000) for key, retention_s in known}
-    return {key.id: min(found[key.id], key.now_ms) for key, _ in known}
-
-
-def _is_single(visit: Visit) -> bool:
-    """Whether all callers of the application are one principal."""
-    policies = _operations(visit).values()
-    return bool(policies) and all(policy.principal is single_principal for policy in policies)
+def _address(visit: Visit, search: KeySearch) -> str:
+    names = ".".join(name.hex() for name in search.names)
+    return visit.url(f"/keys/{names}", route=search.route, hash=search.key_hash)
 
 
 def _read_route(visit: Visit) -> RouteKnown:

@@ -1,0 +1,141 @@
+"""`onefold keys show` and `erase`: a request by its id, or by principal, route and Idempotency-Key, found by
+the code of the console's pages. Bodies are not shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import typer
+
+from onefold._app.base_app import run_flow
+from onefold._cli.session import session
+from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target
+from onefold._console.key_search import FoundKey, KeySearch, NotSearchable, find_stored, plan_search, stored_ms
+from onefold._console.key_verdicts import KeyVerdict
+from onefold._http.route_policy import Policy
+from onefold._idempotency.stored_keys import KeyView, read_digest
+from onefold._kernel.effects import Flow
+from onefold._kernel.readable import moment
+from onefold.errors import ConfigurationError
+
+T = TypeVar("T")
+
+NAME = typer.Argument(
+    metavar="KEY",
+    help="An Idempotency-Key, with --principal and --route (--app may say both); without them the id that `onefold "
+    "keys list` shows.",
+    show_default=False,
+)
+PRINCIPAL = typer.Option("--principal", help="Whose key it is: what the application calls the caller.")
+ROUTE = typer.Option("--route", help="As in 'POST /orders/{id}'. With --app each route is tried where it is not given.")
+APP = typer.Option(
+    "--app",
+    metavar="TARGET",
+    help="module:attribute of the Onefold, instead of --database: it knows its routes, and its answer cache.",
+)
+
+
+class KeyPlace:
+    """Where keys are looked for: a database, or the Onefold of an application, which knows its routes."""
+
+    def __init__(self, ask: Callable[[Callable[[str], Flow[Any]]], Any], once: AnyOnefold | None = None) -> None:
+        self._ask = ask
+        self._once = once
+
+    def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        found: T = self._ask(question)
+        return found
+
+    @property
+    def operations(self) -> dict[str, Policy]:
+        known = () if self._once is None else self._once._layer.applications
+        return {name: policy for routes in known for name, policy in routes.operations().items()}
+
+    def forget(self, names: tuple[bytes, ...]) -> None:
+        """What the application's cache has of them."""
+        if self._once is not None and (cached := self._once._layer.cached) is not None:
+            self.ask(lambda _: cached.forget(names))
+
+    def search(self, name: str, principal: str, route: str) -> KeySearch:
+        """The request that is meant."""
+        if not (principal or route or self.operations):
+            digest = read_digest(name)
+            if digest is None:
+                raise ConfigurationError(
+                    f"{name[:100]!r} is not an id of a work or of a stored answer. Is it an Idempotency-Key? Give "
+                    "--principal and --route, or --app"
+                )
+            return KeySearch(names=(digest,), route="digest")
+        try:
+            searches = plan_search(principal, route, name, self.operations)
+        except NotSearchable as problem:
+            raise ConfigurationError(str(problem)) from None
+        found = self.ask(partial(find_stored, searches=searches))
+        if len(found) > 1:
+            raise ConfigurationError(f"more than one route has this key: give --route, one of {', '.join(found)}")
+        if not found:
+            raise ConfigurationError(
+                f"none of {len(searches)} routes has something stored or running under this principal and key"
+            )
+        return next(iter(found.values()))
+
+
+@contextmanager
+def key_place(database: str, target: str) -> Iterator[KeyPlace]:
+    """For as long as the block lasts."""
+    if not target:
+        with session(database) as db:
+            yield KeyPlace(lambda question: db.ask(question(db.dialect)))
+        return
+    value = load_target(target)
+    with asyncio.Runner() as loop:
+        once = loop.run(open_target(target, value))
+        try:
+            yield KeyPlace(lambda question: loop.run(run_flow(once, question)), once)
+        finally:
+            loop.run(close_onefold(once))
+
+
+def describe_key(
+    search: KeySearch, found: FoundKey, verdict: KeyVerdict, known: Mapping[str, Policy]
+) -> dict[str, Any]:
+    """What became of a key, without its answer."""
+    key = verdict.key
+    stored = {} if key is None else stored_ms([key], known)
+    told: dict[str, Any] = {
+        "state": verdict.state,
+        "operation": key.operation if key is not None else found.work and found.work.operation,
+        "what": verdict.what,
+        "retry_gets": verdict.gets,
+        "way_out": verdict.way_out or None,
+        "attempts": found.work and found.work.attempts,
+        "running_since": found.holder and moment(found.holder.since_ms),
+        "running_pid": found.holder and found.holder.pid,
+        **_describe_answer(key),
+        "stored": None if key is None else moment(stored.get(key.id)),
+        "erased": None,
+        "key_hash": search.key_hash or None,
+        "ids": [name.hex() for name in search.names],
+    }
+    if (line := found.erased) is not None:
+        told["erased"] = {"at": moment(line.at_ms), "actor": line.actor, "why": line.details.get("why")}
+    return told
+
+
+def _describe_answer(key: KeyView | None) -> dict[str, Any]:
+    has_answer = key is not None and key.state != "elsewhere"
+    return {
+        "status": key.status if key is not None and has_answer else None,
+        "body_bytes": key.body_bytes if key is not None and has_answer else None,
+        "sealed": key.is_sealed if key is not None and has_answer else None,
+        "expires": None if key is None else moment(key.expires_ms),
+    }
+
+
+def describe_stored(key: KeyView) -> dict[str, Any]:
+    """A stored answer in a list."""
+    return {"id": key.id, "operation": key.operation, "state": key.state, **_describe_answer(key)}
