@@ -238,12 +238,21 @@ def test_the_checks_that_are_announced_are_those_of_the_result() -> None:
         assert said is not None
         assert figures is not None
         assert int(said[1]) == sum(map(int, figures.groups()))
+        ahead = re.search(r"at least (\d+) of them skipped \(([\w, -]+)\)", answer.stderr)
+        assert (ahead is None) == (words == ["--canary"])
+        if ahead is not None:
+            assert int(ahead[1]) == len(ahead[2].split(", ")) <= int(figures[3])
+            assert all(f"skipped  {name}: " in answer.stdout for name in ahead[2].split(", "))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["ftp://127.0.0.1/x"], "is not an address"),
+        (["localhost:8000"], "'localhost:8000' has no scheme: write http://localhost:8000"),
+        (["//127.0.0.1/orders"], "'//127.0.0.1/orders' has no scheme: write http://127.0.0.1/orders"),
+        (["me:s3cret@127.0.0.1:1"], "is not an address"),
+        (["127.0.0.1:1/?token=s3cret"], "is not an address"),
         (["http://me:s3cret@127.0.0.1:1/"], "give them by --header"),
         (["http://127.0.0.1:1/", "--method", "GET"], "takes no key"),
         (["http://127.0.0.1:1/", "--profile", "acp"], "there are: ietf, stripe"),

@@ -277,10 +277,11 @@ def _announce(plan: _Plan, *, dry_run: bool, ask: bool) -> bool:
     sending = f"at most {plan.requests_max} requests ({target.method}), up to {target.duplicates} at once"
     if not plan.requests_max:
         sending = f"no requests; {target.deliveries + 1} messages"
-    left_out = f", {len(plan.left_out)} of them left out" if plan.left_out else ""
+    names = ", ".join(check.name for check, _ in plan.left_out)
+    skipped = f", at least {len(plan.left_out)} of them skipped ({names})" if plan.left_out else ""
     commands = "".join(f"; runs the command of {option}" for option in plan.truth.options)
     line = (
-        f"{plan.shown}: {len(plan.checks) + len(plan.left_out)} checks of the profile {target.profile.name}{left_out}; "
+        f"{plan.shown}: {len(plan.checks) + len(plan.left_out)} checks of the profile {target.profile.name}{skipped}; "
         f"sends {sending}, each with keys of its own, and each may take effect{commands}; run {plan.run_id}"
     )
     if dry_run:

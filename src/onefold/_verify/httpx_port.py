@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -44,6 +45,10 @@ def is_loopback(url: str) -> bool:
         return False
 
 
+#: What may stand beside credentials: an address with one of these is not repeated.
+_SECRETIVE: Final = re.compile(r"[@?#]")
+
+
 def require_url(url: str) -> str:
     """An address that can be asked. Raises ConfigurationError."""
     try:
@@ -51,6 +56,8 @@ def require_url(url: str) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         usable = False
+    if "://" not in url and not _SECRETIVE.search(url):
+        raise ConfigurationError(f"{url!r} has no scheme: write http://{url.lstrip('/')}, or https://...")
     if not usable:
         raise ConfigurationError(f"{redact(url)!r} is not an address: give http://host:port/path, or https://...")
     if parts.username is not None or parts.password is not None:
