@@ -200,6 +200,19 @@ async def test_a_saga_that_is_closed_in_a_pause_goes_on_when_it_is_opened(url: s
     assert WORLD.of("closed") == ["reserve", "ship"]
 
 
+async def test_the_history_has_a_pause_once_and_takes_no_wait_for_one(url: str) -> None:
+    """Each is two records of DBOS, a message that is waited for and a time limit."""
+
+    async with opened(url) as engine:
+        await engine.start(patient, "pauses", {"item": "book", "sleep_s": 0.1, "waits": False})
+        await engine.start(patient, "waits", {"item": "book"})
+        await engine.signal("waits", "paid")
+        for saga_id, between in (("pauses", ("sleep", "")), ("waits", ("signal", "paid"))):
+            await engine.result(saga_id, timeout_s=PATIENCE_S)
+            history = [(entry.kind, entry.name) for entry in await engine.history(saga_id)]
+            assert history == [("step", "reserve"), between, ("step", "ship")]
+
+
 async def test_a_definition_that_changed_under_a_running_saga_stops_it_until_it_fits_again(url: str) -> None:
     async with opened(url) as engine:
         await engine.start(patient, "changed-under", {"item": "book"})

@@ -40,7 +40,9 @@ AUDIT: Final = "onefold.audit."
 #: What waits for ever, waits for so long.
 FOREVER_S: Final = 10 * 365 * 86_400.0
 
+#: When a wait for a signal began, and when a pause did: DBOS waits for messages in both.
 NOW: Final = "onefold:now"
+PAUSE: Final = "onefold:pause"
 END: Final = "onefold:end"
 
 
@@ -134,9 +136,9 @@ class SagaContext:
 
     async def _receive(self, signal: str | None, timeout_s: float | None) -> Json:
         """Take messages until the right one is there, the time is over, or the saga is asked to cancel."""
-        left_s = FOREVER_S if timeout_s is None else timeout_s
+        left_s, clock = FOREVER_S if timeout_s is None else timeout_s, PAUSE if signal is None else NOW
         # Recorded: a replay must wait for what is left, and take the same messages in the same calls.
-        until = await _recorded_now() + left_s
+        until = await _recorded_now(clock) + left_s
         while True:
             message = await DBOS.recv_async(TOPIC, timeout_seconds=left_s)
             if message is None:
@@ -146,7 +148,7 @@ class SagaContext:
             if message["signal"] == signal:
                 return {"data": message["data"]}
             self._signals[message["signal"]].append(message["data"])
-            left_s = max(0.0, until - await _recorded_now())
+            left_s = max(0.0, until - await _recorded_now(clock))
 
     async def _transaction(
         self, datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource, name: str, call: StepCall
@@ -221,11 +223,11 @@ async def end_journal(saga_id: str) -> None:
         ) from error
 
 
-async def _recorded_now() -> float:
+async def _recorded_now(name: str) -> float:
     async def now() -> float:
         return time.time()
 
-    return await DBOS.run_step_async({"name": NOW}, now)
+    return await DBOS.run_step_async({"name": name}, now)
 
 
 def _failure_of(error: TransactionFailed | PortableWorkflowError | sa.exc.DBAPIError) -> tuple[str, bool]:

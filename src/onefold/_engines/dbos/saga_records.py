@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from dbos import StepInfo, WorkflowStatus
 
-from onefold._engines.dbos.saga_context import AUDIT, CANCEL, NOW, STOPPED
+from onefold._engines.dbos.saga_context import AUDIT, CANCEL, NOW, PAUSE, STOPPED
 from onefold._saga.definition import Start
 from onefold._saga.saga_status import HistoryEntry, SagaStatus, entry_of, judge
 from onefold._saga.saga_values import Json
@@ -20,6 +20,10 @@ ENDED: Final = "SUCCESS"
 FAILED: Final = "ERROR"
 #: Waiting, or at work.
 OPEN: Final = ("PENDING", "ENQUEUED", "DELAYED")
+
+#: What DBOS calls a message that is waited for, and a timer.
+RECEIVE: Final = "DBOS.recv"
+SLEEP: Final = "DBOS.sleep"
 
 _FOREIGN = "DBOS has it as {} ({}), which is not onefold's doing: nothing is undone. `retry` has it go on where it was"
 
@@ -61,23 +65,35 @@ def status_of(workflow: WorkflowStatus, history: Sequence[HistoryEntry]) -> Saga
 
 def history_of(steps: Sequence[StepInfo]) -> list[HistoryEntry]:
     """Every step, in order. Each attempt of a transaction is a step of its own to DBOS, and an entry here."""
-    entries = [(_entry(step), step) for step in steps]
+    entries = zip(steps, _entries(steps), strict=True)
     return [
         replace(entry, started_at=moment(step["started_at_epoch_ms"]), ended_at=moment(step["completed_at_epoch_ms"]))
-        for entry, step in entries
+        for step, entry in entries
         if entry is not None
     ]
 
 
-def _entry(step: StepInfo) -> HistoryEntry | None:
+def _entries(steps: Sequence[StepInfo]) -> Iterator[HistoryEntry | None]:
+    names = {step["function_id"]: step["function_name"] for step in steps}
+    is_pause = False
+    for step in steps:
+        name = step["function_name"]
+        is_pause = name == PAUSE if name in (NOW, PAUSE) else is_pause
+        # What stands behind a message that is waited for, or has not come yet, is the time limit of that.
+        is_limit = name == SLEEP and names.get(step["function_id"] - 1, RECEIVE) == RECEIVE
+        entry = _entry(step, is_pause=is_pause)
+        yield None if is_limit and entry is not None and entry.kind == "sleep" else entry
+
+
+def _entry(step: StepInfo, *, is_pause: bool) -> HistoryEntry | None:
     name, output, error = step["function_name"], step["output"], step["error"]
     if isinstance(output, dict) and "attempts" in output:  # first, for a step may have any name
         return entry_of(name, output)
-    if name in (NOW, "DBOS.sleep"):
-        return HistoryEntry(kind="sleep", name="sleep") if name != NOW and output is not None else None
-    if name == "DBOS.recv":
+    if name == SLEEP:
+        return HistoryEntry(kind="sleep", name="")
+    if name == RECEIVE:
         if not isinstance(output, dict):
-            return HistoryEntry(kind="sleep", name="sleep")
+            return HistoryEntry(kind="sleep", name="") if is_pause else None
         if "cancel" in output:
             return HistoryEntry(kind="signal", name="cancel", result=output["cancel"])
         return HistoryEntry(kind="signal", name=output["signal"], result=output["data"])
