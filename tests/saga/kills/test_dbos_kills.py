@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
+from tests.saga.kills.counting import create_counter, read_counter
 from tests.saga.kills.killing import DBOS_ENDS, MAIN, POINTS, PRELUDE, judge, kill_and_restart
 from tests.saga.kills.server_killing import Target, Victim, kill_and_go_on
 from tests.saga.kills.world import Outside
@@ -138,3 +139,39 @@ def wait_until_dead(outside: Outside) -> None:
     while not outside.died():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+# A step in the user's own transaction: it has no key, and happens once.
+
+COUNT = "import sys; from tests.saga.kills.counting import main; main(*sys.argv[1:])"
+
+
+def count_and_restart(tmp_path: Path, at: str, *, aborts: bool, alone: bool = False) -> int:
+    """Run the saga until its process kills itself there, and again to its end: what is counted then."""
+    outside, shop = Outside(tmp_path / "world.db"), tmp_path / "shop.db"
+    outside.create()
+    create_counter(shop)
+    words = (f"sqlite:///{tmp_path / 'sagas.db'}", str(outside.path), str(shop), at, str(aborts), str(alone))
+    server = fork_server("import tests.saga.kills.counting")
+    first = server.run("-c", COUNT, *words, within_s=PATIENCE_S * 2)
+    assert first.returncode == -signal.SIGKILL, f"it did not die at {at}: {first.stdout} {first.stderr}"
+    second = server.run("-c", COUNT, *words, within_s=PATIENCE_S * 2)
+    assert second.stdout.strip() == ("compensated" if aborts else "completed"), second.stderr
+    return read_counter(shop)
+
+
+@pytest.mark.parametrize(
+    "at", ["count:end", *(pytest.param(f"count:{at}", marks=pytest.mark.soak) for at in ("before", "mid"))]
+)
+def test_a_killed_transaction_of_a_saga_is_counted_once(tmp_path: Path, at: str) -> None:
+    assert count_and_restart(tmp_path, at, aborts=False) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("at", ["take_back:before", "take_back:mid", "take_back:end"])
+def test_a_killed_compensation_in_a_transaction_is_counted_once(tmp_path: Path, at: str) -> None:
+    assert count_and_restart(tmp_path, at, aborts=True) == 0
+
+
+def test_the_control_that_commits_by_itself_is_counted_twice(tmp_path: Path) -> None:
+    assert count_and_restart(tmp_path, "count:end", aborts=False, alone=True) == 2

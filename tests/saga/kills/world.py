@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Moment = Literal["before", "mid", "stop"]
+Moment = Literal["before", "mid", "end", "stop"]
 
 STEPS = ("reserve", "charge", "ship")
 UNDOS = {"reserve": "release", "charge": "refund", "ship": "unship"}
