@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from onefold import AsyncOnefold, Transaction, single_principal
+from onefold import AsyncOnefold, StepOptions, Transaction, single_principal
 from onefold.db.sqlite import AsyncSqlite
 from onefold.fastapi import Steps
 from tests.observe.measured import Measured
@@ -27,7 +27,7 @@ async def mark_paid(tx: Transaction[AsyncSqlite]) -> None:
 class Rides:
     """Rides whose card cannot be charged as often as `failures` says."""
 
-    def __init__(self, path: Path, measured: Measured) -> None:
+    def __init__(self, path: Path, measured: Measured, *, repeatable: bool = True) -> None:
         self.failures = 0
         self.once = AsyncOnefold(str(path), principal=single_principal, listener=measured.listeners)
         self.app = FastAPI()
@@ -36,7 +36,7 @@ class Rides:
         @self.once.idempotent(required=True)
         async def create_ride(work: Steps) -> dict[str, int]:
             ride = await work.phase("create", write_down)
-            await work.call("charge", self.charge)
+            await work.call(StepOptions("charge", repeatable=repeatable), self.charge)
             await work.finish(mark_paid)
             return {"ride": ride}
 
@@ -94,3 +94,19 @@ async def test_what_the_completer_does_is_counted(sqlite_path: Path, measured: M
         (RIDES, "completed"): 1,
         (RIDES, "parked"): 1,
     }
+
+
+async def test_a_request_that_waits_for_a_person_is_counted_once_whatever_has_parked_it(
+    sqlite_path: Path, measured: Measured
+) -> None:
+    """Its client's retry, or the completer: the outcome of a call that must not be repeated is not known."""
+    rides = Rides(sqlite_path, measured, repeatable=False)
+    rides.failures = 1
+    assert [await rides.post("a") for _ in range(3)] == [500, 409, 409]
+    assert measured.values("onefold_completions_total") == {(RIDES, "parked"): 1}
+    rides.failures = 1
+    await rides.post("b")
+    await rides.make_due()
+    assert (await rides.once.complete(abandoned_after_s=0.0)).parked == 1
+    await rides.once.close()
+    assert measured.values("onefold_completions_total") == {(RIDES, "parked"): 2}

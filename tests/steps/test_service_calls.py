@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 import requests
@@ -72,4 +75,36 @@ async def test_a_client_of_onefold_sends_the_key_of_the_step_by_itself(address: 
                 assert [each.headers["idempotency-key"] for each in server.requests] == [work.derive("charge")]
                 with pytest.raises(IntentReused, match=r"of step 'both' has sent .* make it a call of its own"):
                     await work.call("both", charge_twice)
+    await once.close()
+
+
+async def test_other_clients_take_the_key_of_a_step_as_one_argument(address: str) -> None:
+    """As they are, and aiohttp with onefold's middleware, which sends it by itself."""
+    once = AsyncOnefold(address, principal=single_principal)
+    with ScriptedServer([Reply(201, b"{}", JSON)]) as server:
+
+        async def by_httpx(*, key: str) -> int:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                return (await client.post(server.url, headers={"Idempotency-Key": key})).status_code
+
+        async def by_aiohttp(*, key: str) -> int:
+            async with aiohttp.ClientSession() as client:
+                return (await client.post(server.url, headers={"Idempotency-Key": key})).status
+
+        async def by_middleware() -> int:
+            async with aiohttp.ClientSession(middlewares=[onefold.Retrying(POLICY).middleware]) as client:
+                return (await client.post(server.url)).status
+
+        def by_requests(*, key: str) -> int:
+            return requests.post(server.url, headers={"Idempotency-Key": key}, timeout=60).status_code
+
+        async with once.work("ride:1") as work:
+            await work.call("httpx", by_httpx, key=work.derive("httpx"))
+            await work.call("aiohttp", by_aiohttp, key=work.derive("aiohttp"))
+            await work.call("middleware", by_middleware)
+            await work.call("requests", functools.partial(asyncio.to_thread, by_requests), key=work.derive("requests"))
+            steps = ("httpx", "aiohttp", "middleware", "requests")
+            assert [each.headers["idempotency-key"] for each in server.requests] == [
+                work.derive(name) for name in steps
+            ]
     await once.close()

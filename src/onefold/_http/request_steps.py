@@ -16,7 +16,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run
 from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.model import Held
-from onefold._steps.step_telemetry import tell_steps
+from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.steps import MakeStep, Steps, on_loop, on_thread
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RequestSteps:
             isolation=isolation,
             sealing=shared.sealing,
             renewals=shared.renewals,
-            ended=tell_steps(guarded.shared.listener, guarded.operation),
+            telling=StepTelling(guarded.shared.listener, guarded.operation),
             tracer=guarded.shared.tracer,
         )
         guarded.tx.explain(BETWEEN_STEPS)

@@ -82,7 +82,7 @@ CACHE_STORES: Final = Instrument(
 )  # fmt: skip
 COMPLETIONS: Final = Instrument(
     name="onefold.completions", kind="counter", unit="{attempt}", labels=("operation", "outcome"),
-    help="What the completer made of requests that were left: completed, failed, parked",
+    help="What the completer made of requests that were left: completed, failed, parked; parked also by other attempts",
 )  # fmt: skip
 
 STEPS: Final = Instrument(

@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from onefold._steps.model import Held
+from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
 from onefold.errors import OutcomeUnknown, WorkMisused, WorkParked
@@ -26,12 +27,15 @@ FOR_PERSON: Final = (
 class AttemptGuard:
     """Guards one attempt at a work."""
 
-    def __init__(self, works: Works, held: Held | None, operation: str, renewals: LeaseRenewals) -> None:
+    def __init__(
+        self, works: Works, held: Held | None, operation: str, renewals: LeaseRenewals, telling: StepTelling
+    ) -> None:
         """`held`: None where the work is done already, and its steps answer from their records."""
         self._works = works
         self._held = held
         self._operation = operation
         self._renewals = renewals
+        self._telling = telling
         #: Steps that were asked for and not begun: coroutines that were not awaited.
         self.unbegun = 0
         #: The step whose COMMIT was interrupted: it may be recorded or not, and nothing may be built on either.
@@ -88,6 +92,7 @@ class AttemptGuard:
             self._operation, held.digest.hex(), name,
         )  # fmt: skip
         self._renewals.drop(held)
+        self._telling.tell_parked(held.attempts, reason)
         self.parked = reason
         self._parked = WorkParked(f"What became of {name!r}, a part of this request, is not known. {FOR_PERSON}")
         return self._parked

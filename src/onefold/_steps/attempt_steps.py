@@ -28,7 +28,7 @@ from onefold._steps.sealing import Sealing
 from onefold._steps.step_order import NewStep, Next, RecordedResult, StepOptions, StepOrder, Unknown
 from onefold._steps.step_records import StepRecords
 from onefold._steps.step_results import StepResults
-from onefold._steps.step_telemetry import StepEnds, ignore
+from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.step_trace import trace_recorded, trace_step
 from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
@@ -50,7 +50,7 @@ class AttemptSteps:
         isolation: Isolation | None,
         sealing: Sealing,
         renewals: LeaseRenewals,
-        ended: StepEnds = ignore,
+        telling: StepTelling,
         tracer: Tracer | None = None,
     ) -> None:
         held = claim if isinstance(claim, Held) else None
@@ -63,8 +63,8 @@ class AttemptSteps:
         self._results = StepResults(self.digest, operation, sealing)
         self._renewals = renewals
         self._tracer = tracer
-        self._order = StepOrder(claim.steps, what=operation, ended=ended)
-        self.guard = AttemptGuard(works, held, operation, renewals)
+        self._order = StepOrder(claim.steps, what=operation, ended=telling.tell_end)
+        self.guard = AttemptGuard(works, held, operation, renewals, telling)
         self._records = StepRecords(works, operation, self.guard)
         #: Names that keys were derived from.
         self.derived: set[str] = set()

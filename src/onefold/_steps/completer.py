@@ -146,9 +146,11 @@ class Completer:
             await Batch((Boundary.ROLLBACK,))
             return "busy" if locked else self._tell_completed(picked, ended)
         attempts, parked, leased = rows[0]
-        if parked is not None or leased:  # by its own handler; by another attempt, which has taken it over
+        if (
+            parked is not None or leased
+        ):  # by its own handler, which has told; by another attempt, which has taken it over
             await Batch((Boundary.ROLLBACK,))
-            return "busy" if parked is None else self._tell_parked(picked, attempts, parked)
+            return "busy" if parked is None else "parked"
         # An attempt that did not get as far as the claim was one all the same: a route that is gone, a 401.
         attempts = max(attempts, picked.attempts + 1)
         if attempts >= self._config.attempts_max:

@@ -12,7 +12,7 @@ from onefold._kernel.tracing import Tracer
 from onefold._steps.model import Held, WorkAsk, digest_of, lease_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.sql.unfinished_works import STATEMENTS
-from onefold._steps.step_telemetry import tell_steps
+from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
@@ -70,7 +70,7 @@ class MessageWork(Work):
             isolation=isolation,
             sealing=sealing,
             renewals=renewals,
-            ended=tell_steps(listener, name.consumer),
+            telling=StepTelling(listener, name.consumer),
             tracer=tracer,
             before=before,
             unless=unless,

@@ -14,7 +14,7 @@ from onefold._kernel.tracing import Tracer
 from onefold._policy.ranges import require
 from onefold._steps.model import Held, WorkAsk, digest_of, lease_of
 from onefold._steps.sealing import Sealing
-from onefold._steps.step_telemetry import tell_steps
+from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
@@ -65,7 +65,7 @@ class NamedWork(Work):
             isolation=isolation,
             sealing=sealing,
             renewals=renewals,
-            ended=tell_steps(listener, "work"),
+            telling=StepTelling(listener, "work"),
             tracer=tracer,
         )
 

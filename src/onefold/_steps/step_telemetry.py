@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from onefold._kernel.telemetry import Listener, tell
-from onefold._kernel.telemetry.request_events import StepEnded, StepKind, StepOutcome
+from onefold._kernel.telemetry.request_events import StepEnded, StepKind, StepOutcome, WorkIsParked
 
 StepEnds: TypeAlias = Callable[[StepKind, StepOutcome], None]
 
 
-def tell_steps(listener: Listener | None, operation: str) -> StepEnds:
-    """What is called when a step of the operation has ended."""
-    return ignore if listener is None else lambda kind, outcome: tell(listener, StepEnded(operation, kind, outcome))
+class StepTelling(NamedTuple):
+    """Tells of the steps of one operation."""
+
+    listener: Listener | None = None
+    operation: str = ""
+
+    def tell_end(self, kind: StepKind, outcome: StepOutcome) -> None:
+        if self.listener is not None:
+            tell(self.listener, StepEnded(self.operation, kind, outcome))
+
+    def tell_parked(self, attempts: int, reason: str) -> None:
+        """Its work waits for a person."""
+        if self.listener is not None:
+            tell(self.listener, WorkIsParked(self.operation, attempts, reason))
 
 
 def ignore(kind: StepKind, outcome: StepOutcome) -> None:

@@ -27,7 +27,7 @@ from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.fenced_commit import commit_fenced, find_lost_commit
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
 from onefold._steps.sealing import Sealing
-from onefold._steps.step_telemetry import StepEnds, ignore
+from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.steps import MakeStep, Steps
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
@@ -58,7 +58,7 @@ class Work:
         isolation: Isolation | None,
         sealing: Sealing,
         renewals: LeaseRenewals,
-        ended: StepEnds = ignore,
+        telling: StepTelling,
         tracer: Tracer | None = None,
         before: tuple[BatchItem, ...] = (),
         unless: tuple[Statement, ...] = (),
@@ -71,7 +71,7 @@ class Work:
         self.isolation = isolation
         self.sealing = sealing
         self.renewals = renewals
-        self.ended = ended
+        self.telling = telling
         self.tracer = tracer
         self.before = before
         self.unless = unless
@@ -125,7 +125,7 @@ class WorkAttempt:
             isolation=work.isolation,
             sealing=work.sealing,
             renewals=work.renewals,
-            ended=work.ended,
+            telling=work.telling,
             tracer=work.tracer,
         )
 

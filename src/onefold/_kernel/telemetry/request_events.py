@@ -75,7 +75,8 @@ class WorkAttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkIsParked:
-    """The completer has parked a request that was left: it is not tried again, and waits for a person."""
+    """A work waits for a person: the completer has tried a request that was left too often, or an attempt has found a
+    call whose outcome is not known and that must not be repeated. `operation` is as that of `StepEnded`."""
 
     operation: str
     attempts: int
