@@ -194,26 +194,22 @@ async def test_a_message_that_cannot_be_delivered_again_is_refused(sqlite_path: 
     await once.close()
 
 
-@pytest.mark.parametrize("group", [None, "shop"])
-async def test_a_redis_stream_is_refused_without_a_group(
-    valkey: PrivateValkey, sqlite_path: Any, group: str | None
-) -> None:
+async def test_a_redis_stream_without_a_group_is_refused(valkey: PrivateValkey, sqlite_path: Any) -> None:
     """What a group has not acknowledged can be delivered again; without one it is gone when it was read."""
     once = AsyncOnefold(sqlite_path, source="fulfilment")
-    stream = StreamSub(f"payments-{uuid4().hex}", group=group, consumer=group and "one")
+    stream = f"payments-{uuid4().hex}"
     calls: list[str] = []
-    errors: asyncio.Queue[Exception | None] = asyncio.Queue()
+    errors: asyncio.Queue[Exception] = asyncio.Queue()
 
     class Tell(BaseMiddleware[Any, Any]):
         async def consume_scope(self, call_next: Any, msg: Any) -> Any:
             try:
-                await call_next(msg)
-                errors.put_nowait(None)
+                return await call_next(msg)
             except Exception as error:
                 errors.put_nowait(error)
                 raise
 
-    broker = RedisBroker(valkey.url, logger=None, middlewares=[Tell])
+    broker = RedisBroker(valkey.url, middlewares=[Tell])
 
     @broker.subscriber(stream=stream)
     @handled_once(once, "fulfilment")
@@ -222,11 +218,40 @@ async def test_a_redis_stream_is_refused_without_a_group(
 
     async with broker:
         await broker.start()
-        await broker.publish({"order": "ord-1"}, stream=stream.name, headers={"ce-id": "m-1"})
+        await broker.publish({"order": "ord-1"}, stream=stream, headers={"ce-id": "m-1"})
         error = await asyncio.wait_for(errors.get(), PATIENCE_S)
-    assert calls == ([] if group is None else ["ord-1"])
-    assert (error is None) == (group is not None)
-    assert error is None or "without a consumer group" in str(error)
+    assert isinstance(error, ConfigurationError)
+    assert "without a consumer group" in str(error)
+    assert calls == []
+    await once.close()
+
+
+async def test_what_fails_in_a_group_of_redis_comes_again_to_a_subscriber_that_claims_it(
+    valkey: PrivateValkey, sqlite_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without one it would be pending for ever, so it is told what it takes."""
+    once = AsyncOnefold(sqlite_path, source="fulfilment")
+    broker, stream = RedisBroker(valkey.url), f"payments-{uuid4().hex}"
+    calls: list[str] = []
+    handled = asyncio.Event()
+
+    @broker.subscriber(stream=StreamSub(stream, group="shop", consumer="one"))
+    @broker.subscriber(stream=StreamSub(stream, group="shop", consumer="two", min_idle_time=50))
+    @handled_once(once, "fulfilment", retry_s=0.01)
+    async def ship(payment: Payment, tx: Transaction[Any]) -> None:
+        calls.append(payment.order)
+        if len(calls) == 1:
+            await fail()
+        handled.set()
+
+    async with broker:
+        await broker.start()
+        await broker.publish({"order": "ord-1"}, stream=stream, headers={"ce-id": "m-1"})
+        await asyncio.wait_for(handled.wait(), PATIENCE_S)
+    assert calls == ["ord-1", "ord-1"]
+    [told] = [record.getMessage() for record in caplog.records if record.name == "onefold.consumer"]
+    assert f"pending in group 'shop' of the Redis stream '{stream}'" in told
+    assert "min_idle_time" in told
     await once.close()
 
 

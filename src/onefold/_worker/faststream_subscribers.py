@@ -177,6 +177,12 @@ async def _give_back(consumer: str, message: StreamMessage[Any], retry_s: float)
         else:
             await asyncio.sleep(retry_s)
             await nack()
+            if (group := getattr(message, "group", None)) is not None:  # of a Redis stream: its `nack` does nothing
+                _log.warning(
+                    "consumer %r: a message that failed is pending in group %r of the Redis stream %r; it comes again "
+                    "to a subscriber that claims it: StreamSub(..., min_idle_time=...)",
+                    consumer, group, message.raw_message["channel"],
+                )  # fmt: skip
     except Exception:
         _log.exception(
             "consumer %r: a message that failed could not be given back to its broker; it comes again when the broker "
