@@ -249,6 +249,24 @@ async def test_a_replay_that_is_decoded_for_its_caller_has_the_tag_that_if_match
         assert later.status_code == 200, later.text
 
 
+async def test_a_function_finds_the_version_of_a_row_and_of_a_model_alike(once: AsyncOnefold) -> None:
+    """What is locked is a dict, what is returned a model: `order.version` is said of both."""
+    app = FastAPI()
+
+    @app.put("/orders/{id_}")
+    @once.conditional(etag=lambda order: order.version)
+    async def put(id_: str, tx: Tx[Any], condition: Condition) -> Webhook:
+        assert type(await condition.lock("orders", where={"id": id_})) is dict
+        await tx.connection.execute("UPDATE orders SET version = 3 WHERE id = ?", (id_,))
+        return Webhook()
+
+    once.install(app)
+    async with calling(app) as client:
+        for tag, status in (('"1"', 200), ('"1"', 412), ('"3"', 200)):
+            answer = await client.post("/orders/o1", method="PUT", headers={"if-match": tag})
+            assert (answer.status_code, answer.headers.get("etag")) == (status, '"3"'), answer.text
+
+
 # --- errors where there is an answer ------------------------------------------------------------------------------
 
 

@@ -226,11 +226,23 @@ def failed(current: EntityTag | None) -> ConditionFailed:
     )
 
 
+class _Fields(dict[str, Any]):
+    """A row of a table that is known by its name, for a function that reads the attributes of a model, too."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
 def tag_of(etag: Etag, value: Any, whose: str) -> EntityTag:
     """The tag of a row, or of what stands for one."""
     try:
         if not isinstance(etag, str):
-            version = etag(value)
+            version = etag(_Fields(value) if type(value) is dict else value)
         elif isinstance(value, Mapping) or hasattr(value, "keys"):  # rows of sqlite3 and asyncpg are no Mappings
             version = value[etag]
         else:
