@@ -197,7 +197,6 @@ class FunctionCall(RetryLoop):
                 return Unanswered(maybe_sent=True, timed_out=True)
             if outcome is None and shows_health(error):
                 self._attempts.succeed(now)
-                self._tell_breaker(now)
             return outcome
         if ended.__class__ is CoroutineType and not self._awaited:
             ended.close()

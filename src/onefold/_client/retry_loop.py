@@ -24,11 +24,12 @@ from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Answered, Outcome
-from onefold._policy.retry import RetryAfter, Stop
+from onefold._policy.retry import Reason, RetryAfter, Stop
 from onefold.errors import CallNotMade
 
 #: The outcome of an attempt that did what it should, where there is no status.
 SUCCESS: Final = Answered(status=200)
+_FINAL: Final = Stop(Reason.FINAL)
 
 
 class Raised:
@@ -164,9 +165,7 @@ class RetryLoop:
     async def _decide(self, ended: Any, now: float) -> RetryAfter | None:
         """What follows; None: the caller gets what the attempt ended with."""
         outcome = self._outcome(ended, now)
-        if outcome is None:
-            return None
-        decision = self._reconsider(ended, self._attempts.end(outcome, now))
+        decision = _FINAL if outcome is None else self._reconsider(ended, self._attempts.end(outcome, now))
         if self._listener is not None:
             if isinstance(ended, Raised):
                 self._tell_attempt(now, None, type(ended.error).__name__, succeeded=False)
@@ -174,6 +173,9 @@ class RetryLoop:
                 status = self._status(ended)
                 self._tell_attempt(now, status, None, succeeded=status is None or status < 400)
         self._tell_breaker(now)
+        if outcome is None:
+            self._tell_end(_FINAL, succeeded=False)
+            return None
         if isinstance(decision, Stop):
             await self._end(ended, outcome, decision, now)
             return None

@@ -256,6 +256,15 @@ async def test_what_happens_is_told(way: Ways, heard: list[Event]) -> None:
     ]
 
 
+async def test_so_is_an_error_that_no_attempt_follows(way: Ways, heard: list[Event]) -> None:
+    with pytest.raises(KeyError):
+        await way.around(Retrying(listener=heard.append), Script(OSError("gone"), KeyError("no such user")), OSError)()
+    last, ended = heard[2:]
+    assert isinstance(last, AttemptEnded)
+    assert (last.attempt, last.error, last.succeeded) == (2, "KeyError", False)
+    assert ended == CallEnded("ledger", "", 2, succeeded=False, reason="final")
+
+
 async def test_what_has_to_be_tried_again_is_logged_once_and_once_more_when_it_succeeds_at_once(
     way: Ways, caplog: pytest.LogCaptureFixture
 ) -> None:

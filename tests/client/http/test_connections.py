@@ -24,6 +24,7 @@ from onefold import Retrying, RetryPolicy
 from onefold._client.journal.flow import Journal
 from onefold._kernel.effects import Call
 from onefold.clients import Reason, options, report_of
+from onefold.telemetry import AttemptEnded, CallEnded, Event
 from onefold.testing.scripted_server import Act, Chunks, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.support.patience import PATIENCE_S
@@ -161,29 +162,31 @@ class Untrusted:
             writer.close()
 
 
-async def ask(kind: Kind, policy: RetryPolicy, url: str) -> None:
+async def ask(kind: Kind, retrying: Retrying, url: str) -> None:
     vendor: Any = kind.vendor
     if kind.name == "aiohttp":
-        async with aiohttp.ClientSession(middlewares=[Retrying(policy).middleware]) as session:
+        async with aiohttp.ClientSession(middlewares=[retrying.middleware]) as session:
             await session.get(url)
     elif kind.name == "requests":
-        with onefold.retrying(vendor.Session(), policy) as session:
+        with retrying.around(vendor.Session()) as session:
             await asyncio.to_thread(session.get, url)
     elif kind.on_tasks:
-        async with onefold.retrying(vendor.AsyncClient(), policy) as client:
+        async with retrying.around(vendor.AsyncClient()) as client:
             await client.get(url)
     else:
-        with onefold.retrying(vendor.Client(), policy) as client:
+        with retrying.around(vendor.Client()) as client:
             await asyncio.to_thread(client.get, url)
 
 
 async def test_a_host_that_cannot_prove_who_it_is_is_not_asked_again(
     kind: Kind, patient: RetryPolicy, tmp_path: Path
 ) -> None:
+    heard: list[Event] = []
     async with Untrusted(tmp_path) as server:
         with pytest.raises(Exception, match=r"(?i)certificate"):
-            await ask(kind, patient, f"https://127.0.0.1:{server.port}/")
+            await ask(kind, Retrying(patient, listener=heard.append), f"https://127.0.0.1:{server.port}/")
     assert server.calls == 1
+    assert [type(event) for event in heard] == [AttemptEnded, CallEnded]
 
 
 @pytest.mark.parametrize("asked", ["4000000000", "1734000000000", "90.5", "Fri, 31 Dec 2999 23:59:59 GMT"])
