@@ -32,6 +32,7 @@ from onefold._kernel.telemetry.relay_events import (
     SetAside,
 )
 from onefold._kernel.telemetry.request_events import (
+    AuthenticationFailed,
     Claimed,
     Reaped,
     Released,
@@ -47,6 +48,7 @@ from onefold._observe.json_logs import JsonFormatter, LogFields, log_as_json
 
 __all__ = [
     "AttemptEnded",
+    "AuthenticationFailed",
     "BreakerMoved",
     "BucketsHeld",
     "CacheLooked",

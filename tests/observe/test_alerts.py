@@ -35,6 +35,9 @@ CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
     "OnefoldStoreUnavailable": (
         {'onefold_requests_total{operation="POST /c",outcome="unavailable"}': GROWS}, 'operation="POST /c"'
     ),
+    "OnefoldAuthenticationFails": (
+        {'onefold_authentication_failures_total{operation="POST /b"}': GROWS}, 'operation="POST /b"'
+    ),
     "OnefoldKeyMismatches": (
         {
             'onefold_requests_total{operation="POST /a",outcome="mismatch"}': GROWS,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
+import pytest
+from fastapi import FastAPI, HTTPException, Request
 
 from onefold import AsyncOnefold, single_principal
 from onefold.caches import MemoryCache
@@ -80,6 +81,31 @@ async def test_claims_are_counted_by_outcome_and_replays_as_duplicates(sqlite_pa
         (PAY, "mismatch"): 1,
     }
     assert measured.value("onefold_duplicates_total", hop="http") == 2
+
+
+@pytest.mark.parametrize("asked", ["principal", "authorize"])
+async def test_a_principal_or_authorize_that_fails_is_counted_and_one_that_refuses_is_not(
+    sqlite_path: Path, measured: Measured, asked: str
+) -> None:
+    def answer(request: Request) -> str | None:
+        match request.headers["idempotency-key"]:
+            case "raises":
+                raise ConnectionError("the session store is away")
+            case "is-away":
+                raise HTTPException(503)
+            case "returns-no-answer":
+                return b"acme"  # type: ignore[return-value]
+            case "refuses":
+                raise HTTPException(401)
+            case _:
+                pass
+        return "acme" if asked == "principal" else None
+
+    async with serving(Shop(sqlite_path, measured, **{asked: answer})) as client:
+        statuses = [await pay(client, key) for key in ("raises", "is-away", "returns-no-answer", "refuses", "passes")]
+    assert statuses == [500, 503, 500, 401, 201]
+    assert measured.values("onefold_authentication_failures_total") == {(PAY,): 3}
+    assert measured.values("onefold_requests_total") == {(PAY, "run"): 1}
 
 
 async def test_looks_into_the_answer_cache_are_counted(sqlite_path: Path, measured: Measured) -> None:

@@ -170,6 +170,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         except OnefoldError as error:  # also where they ask a store that is down: the caller is not authenticated then
             return self._refuse(error)
         except ApplicationRefusal as answered:
+            self._emit_turned_away(answered.response.status)
             return answered.response
         try:
             if self._key is None:
@@ -201,8 +202,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         return self._begin(claim)
 
     def _refuse(self, error: OnefoldError) -> Response:
-        if isinstance(error, TooManyRequests | StoreUnavailable):
-            self._emit_claimed("limited" if isinstance(error, TooManyRequests) else "unavailable")
+        self._emit_refused(error)
         return self._guard.log_and_refuse(error, self.request, self.operation)
 
     def _begin(self, claim: Claim) -> Response | None:

@@ -14,8 +14,9 @@ from onefold._idempotency.model import Record
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Flow
 from onefold._kernel.telemetry import tell
-from onefold._kernel.telemetry.request_events import Outcome, Released, Settled, claimed
+from onefold._kernel.telemetry.request_events import AuthenticationFailed, Outcome, Released, Settled, claimed
 from onefold._kernel.tracing import Tracer
+from onefold.errors import AuthenticationBroken, OnefoldError, StoreUnavailable, TooManyRequests
 
 if TYPE_CHECKING:
     from onefold._http.request_guard import RequestGuard
@@ -82,6 +83,17 @@ class ReportedRequest:
             tell(self._guard.listener, claimed(self.operation, outcome))
             if self.trace is not None:
                 self.trace.note_claim(outcome)
+
+    def _emit_refused(self, error: OnefoldError) -> None:
+        if isinstance(error, TooManyRequests | StoreUnavailable):
+            self._emit_claimed("limited" if isinstance(error, TooManyRequests) else "unavailable")
+        elif isinstance(error, AuthenticationBroken):
+            tell(self._guard.listener, AuthenticationFailed(self.operation))
+
+    def _emit_turned_away(self, status: int) -> None:
+        """`principal` or `authorize` answered with this status: 401 and 403 are what they are for."""
+        if status >= 500:
+            tell(self._guard.listener, AuthenticationFailed(self.operation))
 
     def _emit_released(self, reason: str) -> None:
         if self._guard.listener is not None:

@@ -35,6 +35,7 @@ from onefold._kernel.telemetry.relay_events import (
     SetAside,
 )
 from onefold._kernel.telemetry.request_events import (
+    AuthenticationFailed,
     Claimed,
     Reaped,
     Released,
@@ -62,6 +63,10 @@ REQUEST_DURATION: Final = Instrument(
 RELEASED: Final = Instrument(
     name="onefold.requests.released", kind="counter", unit="{request}", labels=("operation", "reason"),
     help="Requests that left nothing behind, by why",
+)  # fmt: skip
+AUTHENTICATION_FAILURES: Final = Instrument(
+    name="onefold.authentication.failures", kind="counter", unit="{request}", labels=("operation",),
+    help="Requests that were refused because `principal` or `authorize` failed: it raised, or answered 5xx",
 )  # fmt: skip
 DUPLICATES: Final = Instrument(
     name="onefold.duplicates", kind="counter", unit="{duplicate}", labels=("hop",),
@@ -222,7 +227,8 @@ SAGAS_STUCK: Final = Instrument(
 )  # fmt: skip
 
 INSTRUMENTS: Final = (
-    REQUESTS, REQUEST_DURATION, RELEASED, DUPLICATES, CACHE_LOOKS, CACHE_STORES, REAPED, COMPLETIONS, STEPS,
+    REQUESTS, REQUEST_DURATION, RELEASED, AUTHENTICATION_FAILURES, DUPLICATES, CACHE_LOOKS, CACHE_STORES, REAPED,
+    COMPLETIONS, STEPS,
     MESSAGES, MESSAGE_DURATION, REDRIVES, FAILED_MESSAGES, CONSUMER_PAUSED,
     PUBLISHED, PUBLISH_FAILURES, OUTBOX_DEAD_LETTERS, OUTBOX_PENDING, OUTBOX_OLDEST, OUTBOX_STOPPED,
     RELAYS, RELAY_BUCKETS, RELAY_PAUSED, DESTINATION_PAUSED, TAKEOVERS, LEASES_LOST,
@@ -275,6 +281,7 @@ MOVES: Final[Mapping[type, tuple[AnyMove, ...]]] = {
         Move(REQUEST_DURATION, lambda event: (event.operation, "released"), _elapsed_s),
         Move(RELEASED, attrgetter("operation", "reason")),
     ),
+    AuthenticationFailed: (Move(AUTHENTICATION_FAILURES, lambda event: (event.operation,)),),
     CacheLooked: (Move(CACHE_LOOKS, attrgetter("operation", "outcome")),),
     CacheStored: (Move(CACHE_STORES, attrgetter("operation", "outcome")),),
     Reaped: (Move(REAPED, lambda _: ("records",), attrgetter("records")),),

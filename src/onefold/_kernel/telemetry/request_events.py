@@ -49,6 +49,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthenticationFailed:
+    """The application's `principal` or `authorize` could not say who asks: it raised, returned what is no answer, or
+    answered 5xx. Nothing was looked up and nothing was done."""
+
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reaped:
     """Expired records were forgotten."""
 
@@ -94,5 +102,13 @@ class StepEnded:
 
 
 RequestEvent: TypeAlias = (
-    Claimed | Settled | Released | Reaped | WorkCompleted | WorkAttemptFailed | WorkIsParked | StepEnded
+    Claimed
+    | Settled
+    | Released
+    | AuthenticationFailed
+    | Reaped
+    | WorkCompleted
+    | WorkAttemptFailed
+    | WorkIsParked
+    | StepEnded
 )
