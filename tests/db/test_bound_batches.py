@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
 
 import pytest
 
-from onefold._kernel.effects import BatchItem, Boundary, Statement
+from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
 from onefold.db import _postgres_session, _postgres_text
-from onefold.db._bound_batches import Binder
+from onefold.db._bound_batches import Binder, encode_values
+from onefold.db._postgres_text import literals
 from onefold.db._prepared_batches import Preparer
+from onefold.errors import StatementRefused
 
 INSERT = Statement("INSERT INTO onefold_record VALUES ($1::bytea)", (b"x",))
 
@@ -51,11 +55,66 @@ def _wrapped(items: tuple[BatchItem, ...], handed_out: bool) -> Sequence[BatchIt
     return _postgres_session.as_ourselves(items) if handed_out else items
 
 
+def test_prepared_batches_of_one_shape_are_written_with_their_own_values_whatever_was_kept_of_the_first() -> None:
+    preparer = Preparer()
+    for schema in ("shop", "bank"):
+        first = (Boundary.BEGIN, INSERT, Boundary.SAVEPOINT, INSERT)
+        _, new = preparer.query(first, set(), schema)
+        for values in ((b"a",), (b"bb",), (None,), ("100 %s",)):
+            items = (Boundary.BEGIN, INSERT._replace(values=values), Boundary.SAVEPOINT, INSERT)
+            written = [preparer.query(items, set(new), schema) for _ in range(3)]
+            [text] = {text for text, _ in written}
+            assert not any(unknown for _, unknown in written)
+            assert (text.count("EXECUTE"), literals(values)[0] in text) == (2, True)
+        again, new_again = preparer.query(first, set(), schema)  # another session
+        assert (again.count("PREPARE"), set(new_again)) == (1, set(new))
+
+
 def test_a_statement_that_stands_in_a_batch_many_times_is_parsed_once() -> None:
     messages, new, _ = Binder("mark").bind((*[INSERT] * 50, Boundary.COMMIT), (), set(), None)
     assert (messages.count(b"INSERT INTO"), len(new)) == (1, 2)
     query, named = Preparer().query((Boundary.BEGIN, *[INSERT] * 50), set())
     assert (query.count("INSERT INTO"), query.count("EXECUTE"), len(named)) == (1, 50, 1)
+
+
+class _Color(StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "literal", "encoded", "form"),
+    [
+        (b"\x01'", "E'\\\\x0127'", b"\x01'", 1),
+        (-7, "'-7'", b"-7", 0),
+        (True, "'1'", b"1", 0),
+        ("it's", "E'it''s'", b"it's", 0),
+        (_Color.RED, "E'red'", b"red", 0),
+        ("x" * 1000, f"E'{'x' * 1000}'", b"x" * 1000, 0),
+        (None, "NULL", None, 0),
+    ],
+)
+def test_a_value_is_written_by_its_kind(value: Value, literal: str, encoded: bytes | None, form: int) -> None:
+    assert literals((value,)) == (literal,)
+    assert encode_values((value,)) == ([encoded], [form])
+    size = (-1 if encoded is None else len(encoded)).to_bytes(4, "big", signed=True)
+    items = (INSERT._replace(values=(value,)), Boundary.COMMIT)
+    binder = Binder("mark")
+    for known in (set[str](), set(binder.bind(items, (), set(), None)[1])):
+        messages, _, _ = binder.bind(items, (), known, None)
+        assert b"\0\1\0" + bytes([form]) + b"\0\1" + size + (encoded or b"") in messages
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        literals,
+        encode_values,
+        lambda values: Binder("mark")._write((INSERT._replace(values=values), Boundary.COMMIT), set(), None),
+    ],
+)
+def test_a_value_of_no_kind_that_every_database_has_is_refused(write: Callable[[tuple[Any, ...]], object]) -> None:
+    with pytest.raises(StatementRefused, match="it was given float"):
+        write((b"x", 1.0))
 
 
 BINDER, PREPARER = Binder("mark"), Preparer()

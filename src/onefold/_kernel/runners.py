@@ -28,13 +28,11 @@ def run(flow: Flow[T], executor: Executor) -> T:
             result: T = end.value
             return result
         try:
-            if not isinstance(effect, Effect):
-                raise _not_an_effect(effect)
             verb = getattr(executor, effect.verb)
             answer = verb() if effect.argument is None else verb(effect.argument)
             resume = flow.send
         except Exception as error:
-            resume, answer = flow.throw, error
+            resume, answer = flow.throw, error if isinstance(effect, Effect) else _not_an_effect(effect)
         except BaseException:
             executor.abandon()
             flow.close()
@@ -52,13 +50,11 @@ async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
             result: T = end.value
             return result
         try:
-            if not isinstance(effect, Effect):
-                raise _not_an_effect(effect)
             verb = getattr(executor, effect.verb)
             answer = await (verb() if effect.argument is None else verb(effect.argument))
             resume = flow.send
         except Exception as error:
-            resume, answer = flow.throw, error
+            resume, answer = flow.throw, error if isinstance(effect, Effect) else _not_an_effect(effect)
         except BaseException:
             executor.abandon()
             flow.close()

@@ -276,7 +276,7 @@ class FastConnection(AsyncpgQueries):
         if ends and protocol is not None and protocol.queries_count != self._sent:
             # A task that the handler left behind was quicker: it uses the connection now, outside of any transaction.
             self._broken = True
-        return read_tag(status) if isinstance(last, Statement) else 0
+        return read_tag(status) if type(last) is Statement else 0
 
     # What follows returns what asyncpg makes to be awaited: every coroutine in between is paid for by every request.
 

@@ -8,13 +8,15 @@ the end: the first error makes the server skip the rest, COMMIT included.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
+from itertools import chain
 from struct import Struct
-from typing import Final, NamedTuple
+from types import NoneType
+from typing import Any, Final, NamedTuple
 
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
+from onefold.db._batch_plans import ITEMS_MAX, PerKind, Plans, apply, places_of_values, shape_of
 from onefold.db._postgres_session import as_ourselves
 from onefold.db._postgres_text import crossing, qualify_tables
 from onefold.errors import StatementRefused
@@ -24,36 +26,27 @@ _INT32: Final = Struct("!i").pack
 
 #: Run the portal that was bound last, to its end.
 _EXECUTE: Final = b"E" + _INT32(9) + b"\0" + _INT32(0)
-_TEXT, _BINARY, _NULL = _INT16(0), _INT16(1), _INT32(-1)
 _NO_RESULT_FORMATS: Final = _INT16(0)
 _COUNT_BYTES: Final = 2
 
 #: Beyond, they are named anew. A release of onefold has far fewer.
-STATEMENTS_MAX: Final = 1000
-
-#: Batches that are written once for all. Those with many events come in too many shapes to be kept.
-_PLANNED_ITEMS_MAX: Final = 12
-_PLANS_MAX: Final = 100
+_STATEMENTS_MAX: Final = 1000
 
 
 def has_secrets(items: Sequence[BatchItem]) -> bool:
     """Whether its values must be bound: it writes, and is sent alone or with its COMMIT."""
     if items[-1] is not Boundary.COMMIT and len(items) > 1:
         return False  # a claim: digests, ids and times
-    return bool([item for item in items if type(item) is Statement and item.values])
+    for item in items:  # no generator: every request comes by here, and its first statement has values
+        if type(item) is not Statement or not item.values:
+            continue
+        return True
+    return False
 
 
-def encode_value(value: Value) -> bytes | None:
-    """A value as Postgres reads it: bytes as they are, the rest as text. None: NULL."""
-    match value:
-        case bytes() | None:
-            return value
-        case int():
-            return b"%d" % value
-        case str():
-            return _text(value)
-        case _:
-            raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {type(value).__name__}")
+def encode_values(values: tuple[Value, ...]) -> tuple[list[Any], list[int]]:
+    """Values as Postgres reads them, and their formats: bytes as they are (1), the rest as text (0). None: NULL."""
+    return list(apply(_ENCODERS, values)), list(_FORMATS.of(values))
 
 
 def _text(value: str) -> bytes:
@@ -68,6 +61,16 @@ def _text(value: str) -> bytes:
     return data
 
 
+def _null(_: None) -> None:
+    return None
+
+
+_ENCODERS: Final[PerKind[Callable[[Any], bytes | None]]] = PerKind(
+    {bytes: bytes, int: b"%d".__mod__, str: _text, NoneType: _null}
+)
+_FORMATS: Final = PerKind({bytes: 1, int: 0, str: 0, NoneType: 0})
+
+
 class Binder:
     """Writes batches for the sessions of one database. A statement is parsed once in a session, under a name."""
 
@@ -78,7 +81,7 @@ class Binder:
         #: By their texts: batches come in as many shapes as there are numbers of events, but have few of these.
         self._named: dict[tuple[str | None, str | BatchItem], NamedStatement] = {}
         #: By the texts of the items, where they come again and again.
-        self._plans: dict[tuple[object, ...], _BatchPlan] = {}
+        self._plans: Plans[BoundPlan] = Plans()
 
     def bind(
         self,
@@ -92,43 +95,28 @@ class Binder:
         """The items (`as_ourselves`, where the connection was `handed_out`), and what follows each time, for a session
         that has `prepared` some: the messages of all but the last one, the names of the statements that they parse
         first, and the last one, which has no values and is sent by the driver itself."""
-        shape: tuple[object, ...] = (schema, handed_out, after)
-        given: list[tuple[Value, ...]] = []
-        for item in items:  # without a call for each: every request comes by here
-            if type(item) is Statement:
-                shape += (item.sql,)
-                if item.values:
-                    given += (item.values,)
-            else:
-                shape += (item,)
-        plan: _BatchPlan | None
-        try:
-            plan = self._plans[shape]
-        except KeyError:
-            plan = self._plan(shape, items, after, schema, handed_out=handed_out)
+        plan = self.plan(items, after, schema, handed_out=handed_out)
         if plan is None or not plan.names <= prepared:
             whole = as_ourselves(items) if handed_out else items
             return self._write((*whole, *after), prepared, schema)
+        given: Sequence[Any] = items
         messages = b""
-        for (front, head), values in zip(plan.before, given, strict=True):
-            messages += front + _bind(head, values)
+        for place, front, head in plan.before:
+            messages += front + _bind(head, given[place].values)
         return messages + plan.behind, (), plan.last
 
-    def _plan(
-        self,
-        shape: tuple[object, ...],
-        items: Sequence[BatchItem],
-        after: tuple[BatchItem | str, ...],
-        schema: str | None,
-        *,
-        handed_out: bool,
-    ) -> _BatchPlan | None:
-        if len(items) > _PLANNED_ITEMS_MAX:
+    def plan(
+        self, items: Sequence[BatchItem], after: tuple[BatchItem | str, ...], schema: str | None, *, handed_out: bool
+    ) -> BoundPlan | None:
+        """What is known of batches of this shape; None: they have too many items for that."""
+        if len(items) > ITEMS_MAX:
             return None
-        if len(self._plans) >= _PLANS_MAX:
-            self._plans.clear()
-        whole = (*(as_ourselves(items) if handed_out else items), *after)
-        plan = self._plans[shape] = _plan([(self._find(item, schema), _values(item)) for item in whole])
+        shape = (schema, handed_out, after, *shape_of(items))
+        plan = self._plans.get(shape)
+        if plan is None:
+            whole = (*(as_ourselves(items) if handed_out else items), *after)
+            named = [(self.find(item, schema), bool(_values(item))) for item in whole]
+            plan = self._plans.keep(shape, _plan(named, places_of_values(items)))
         return plan
 
     def _write(
@@ -137,7 +125,7 @@ class Binder:
         parts: list[bytes] = []
         new: set[str] = set()
         for item in items:
-            it, values = self._find(item, schema), _values(item)
+            it, values = self.find(item, schema), _values(item)
             # Each statement is parsed right before it is first executed: a ROLLBACK must come first that makes an
             # aborted transaction take others again.
             if it.name not in prepared and it.name not in new:
@@ -147,37 +135,45 @@ class Binder:
         del parts[-1]
         return b"".join(parts), new, it
 
-    def _find(self, item: BatchItem | str, schema: str | None) -> NamedStatement:
+    def find(self, item: BatchItem | str, schema: str | None) -> NamedStatement:
+        """A statement under its name."""
         text = item.sql if isinstance(item, Statement) else item
         try:
             return self._named[schema, text]
         except KeyError:
-            if len(self._named) >= STATEMENTS_MAX:
+            if len(self._named) >= _STATEMENTS_MAX:
                 self._named.clear()
             it = self._named[schema, text] = name_statement(item, self._mark, schema)
             return it
 
 
-class _BatchPlan(NamedTuple):
-    """The messages of batches of one shape, in a session that has all their statements."""
+class BoundPlan(NamedTuple):
+    """Batches of one shape, in a session that has all their statements."""
 
     names: frozenset[str]
-    before: tuple[tuple[bytes, bytes], ...]
-    """For each statement with values: what goes in front of it, and its head."""
+    places: tuple[int, ...]
+    """Where the items with values stand in the batch, before `as_ourselves`."""
+    steps: tuple[tuple[bytes, int | None], ...]
+    """For each statement that is sent: its name, and which of `places` has its values."""
+    before: tuple[tuple[int, bytes, bytes], ...]
+    """As messages, for each statement with values: its place, what goes in front of it, and its head."""
     behind: bytes
     last: NamedStatement
 
 
-def _plan(items: Sequence[tuple[NamedStatement, tuple[Value, ...]]]) -> _BatchPlan:
-    before: list[tuple[bytes, bytes]] = []
+def _plan(items: Sequence[tuple[NamedStatement, bool]], places: tuple[int, ...]) -> BoundPlan:
+    steps: list[tuple[bytes, int | None]] = []
+    before: list[tuple[int, bytes, bytes]] = []
     constant = b""
-    for it, values in items[:-1]:
-        if values:
-            before.append((constant, it.head))
+    for it, has_values in items:
+        steps.append((it.name.encode(), len(before) if has_values else None))
+        if has_values:
+            before.append((places[len(before)], constant, it.head))
             constant = b""
-        else:
+        elif len(steps) < len(items):
             constant += it.head
-    return _BatchPlan(frozenset(it.name for it, _ in items), tuple(before), constant, items[-1][0])
+    names = frozenset(it.name for it, _ in items)
+    return BoundPlan(names, places, tuple(steps), tuple(before), constant, items[-1][0])
 
 
 def _values(item: BatchItem | str) -> tuple[Value, ...]:
@@ -217,30 +213,8 @@ def _message(kind: bytes, payload: bytes) -> bytes:
 
 
 def _bind(head: bytes, values: tuple[Value, ...]) -> bytes:
-    formats = data = b""
-    for value in values:  # every request has a dozen: most are bytes, and the rest comes again and again
-        match value:
-            case bytes():
-                formats += _BINARY
-                data += _INT32(len(value)) + value
-            case int():
-                formats += _TEXT
-                data += _short_field(value)
-            case str() if len(value) <= _SHORT:
-                formats += _TEXT
-                data += _short_field(value)
-            case _:
-                formats += _TEXT
-                data += _field(value)
+    data, formats = encode_values(values)
+    lengths = [-1 if each is None else len(each) for each in data] if None in data else map(len, data)
+    fields = filter(None, chain.from_iterable(zip(map(_INT32, lengths), data, strict=True)))
     count = head[-_COUNT_BYTES:]
-    return _message(b"B", head + formats + count + data + _NO_RESULT_FORMATS) + _EXECUTE
-
-
-def _field(value: Value) -> bytes:
-    text = encode_value(value)
-    return _NULL if text is None else _INT32(len(text)) + text
-
-
-#: Operations, spans, statuses and names.
-_SHORT: Final = 100
-_short_field = lru_cache(maxsize=1000)(_field)
+    return _message(b"B", b"".join((head, *map(_INT16, formats), count, *fields, _NO_RESULT_FORMATS))) + _EXECUTE

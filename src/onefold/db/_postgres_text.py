@@ -7,11 +7,14 @@ A batch travels as one simple query, so its values are written into the text. On
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from secrets import token_hex
+from types import NoneType
+from typing import Any, Final
 
 from onefold._kernel.effects import BatchItem, Boundary, Nested, Statement, Value
+from onefold.db._batch_plans import PerKind, apply
 from onefold.errors import StatementRefused
 
 #: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
@@ -50,27 +53,22 @@ def qualify_tables(sql: str, schema: str | None) -> str:
     return _TABLE.sub(lambda table: f'"{quoted}".{table.group()}', sql)
 
 
-def literals(values: Iterable[Value]) -> tuple[str, ...]:
+def literals(values: Sequence[Value]) -> tuple[str, ...]:
     """The values as SQL text, of no type until their places give them one: as parameters would be."""
-    texts = []
-    for value in values:  # a dozen in every request: written out, where a table of functions would be prettier
-        match value:
-            case bytes():
-                # E'' reads the same whatever standard_conforming_strings says.
-                texts.append(f"E'\\\\x{value.hex()}'")
-            case int():
-                texts.append(f"'{value:d}'")
-            case str():
-                texts.append(_short(value) if len(value) <= _SHORT else _escape(value))
-            case None:
-                texts.append("NULL")
-            case _:
-                raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {type(value).__name__}")
-    return tuple(texts)
+    return tuple(apply(_LITERALS, values))
+
+
+def _hex(value: bytes) -> str:
+    # E'' reads the same whatever standard_conforming_strings says.
+    return f"E'\\\\x{value.hex()}'"
 
 
 #: Operations, spans and names come again and again.
 _SHORT = 100
+
+
+def _text(value: str) -> str:
+    return _short(value) if len(value) <= _SHORT else _escape(value)
 
 
 def _escape(value: str) -> str:
@@ -83,6 +81,15 @@ def _escape(value: str) -> str:
 
 
 _short = lru_cache(maxsize=1000)(_escape)
+
+
+def _null(_: None) -> str:
+    return "NULL"
+
+
+_LITERALS: Final[PerKind[Callable[[Any], str]]] = PerKind(
+    {bytes: _hex, int: "'{:d}'".format, str: _text, NoneType: _null}
+)
 
 
 def _is_unicode(value: str) -> bool:

@@ -31,7 +31,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
-from onefold.db._bound_batches import STATEMENTS_MAX, NamedStatement, encode_value, has_secrets, name_statement
+from onefold.db._bound_batches import Binder, BoundPlan, encode_values, has_secrets
+from onefold.db._postgres_session import as_ourselves
 from onefold.db._postgres_text import BOUNDARIES, LEVELS, crossing, qualify_tables, render_item, script
 from onefold.db._prepared_batches import Preparer
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
@@ -127,7 +128,7 @@ class _Copied(LentCopy[C]):
 class PreparedNames:
     """What the sessions of one pool prepare, by name."""
 
-    __slots__ = ("named", "on", "preparer")
+    __slots__ = ("binder", "on", "preparer")
 
     def __init__(self) -> None:
         #: False once a session was found to have other statements than it was given: a pooler changes sessions under
@@ -135,13 +136,7 @@ class PreparedNames:
         self.on = True
         self.preparer = Preparer()
         #: For batches whose values are bound.
-        self.named: dict[tuple[str | None, str | BatchItem], NamedStatement] = {}
-
-    def name(self, item: BatchItem, text: str | BatchItem, schema: str | None) -> NamedStatement:
-        if len(self.named) >= STATEMENTS_MAX:
-            self.named.clear()
-        it = self.named[schema, text] = name_statement(item, self.preparer.mark, schema)
-        return it
+        self.binder = Binder(self.preparer.mark)
 
 
 class _Deallocations(deque[bytes | None]):
@@ -196,7 +191,7 @@ class FastConnection(PsycopgConnection):
     def _send(self, items: Sequence[BatchItem]) -> int:
         connection = self._connection
         with connection.lock:
-            return connection.wait(_batch(connection, self._session, self._sendable(items), self._schema))
+            return connection.wait(_batch(connection, self._session, items, self._schema, self._note_end()))
 
     def _rows(self, statement: Statement) -> list[Row]:
         with _OwnCursor(self._connection) as cursor:
@@ -222,7 +217,7 @@ class AsyncFastConnection(AsyncPsycopgConnection):
     async def _send(self, items: Sequence[BatchItem]) -> int:
         connection = self._connection
         async with connection.lock:
-            return await connection.wait(_batch(connection, self._session, self._sendable(items), self._schema))
+            return await connection.wait(_batch(connection, self._session, items, self._schema, self._note_end()))
 
     async def _rows(self, statement: Statement) -> list[Row]:
         async with _AsyncOwnCursor(self._connection) as cursor:
@@ -253,52 +248,117 @@ class _AsyncOwnCursor(psycopg.AsyncRawCursor[Row]):
 
 
 def _batch(
-    connection: AnyConnection, session: PreparingSession, items: Sequence[BatchItem], schema: str | None
+    connection: AnyConnection,
+    session: PreparingSession,
+    items: Sequence[BatchItem],
+    schema: str | None,
+    theirs: bool,
 ) -> Generator[Any, Any, int]:
-    """Send the items in one round trip. `wait` drives it, on a thread or on asyncio."""
-    pgconn, encoding = connection.pgconn, connection.info.encoding
-    begin = begin_of(connection)
+    """Send the items in one round trip, `as_ourselves` where the session was the handler's. `wait` drives it, on a
+    thread or on asyncio."""
     new: set[str] = set()
     prepares = session.prepares(connection)
+    send = _send_bound if has_secrets(items) else _send_text
     try:
-        if has_secrets(items):
-            last = yield from _send_bound(pgconn, session if prepares else None, new, items, begin, schema)
-        else:
-            if prepares and begin == _AS_CHOSEN:
-                query, unknown = session.preparing.preparer.query(items, session.prepared, schema)
-                new.update(unknown)
-            else:
-                texts = (begin if item is Boundary.BEGIN_AS_CHOSEN else render_item(item, schema) for item in items)
-                query = script(texts)
-            pgconn.send_query(query.encode(encoding))
-            last = (yield from generators.execute(pgconn))[-1]
+        last = yield from send(connection, session if prepares else None, new, items, schema, theirs)
     finally:
-        if any((item.boundary if isinstance(item, Nested) else item) in _UNDOES for item in items):
+        if _undoes(items):
             connection._prepared.clear()  # as psycopg does: what was prepared may rest on what is gone
     if last.status in _DONE:
-        session.prepared |= new
+        if new:
+            session.prepared |= new
         return last.command_tuples or 0
     session.broken = session.broken or bool(new)  # which of the new statements exist by now is unknown
-    error = psycopg.errors.error_from_result(last, encoding=encoding)
+    error = psycopg.errors.error_from_result(last, encoding=connection.info.encoding)
     if error.sqlstate in NOT_AS_PREPARED and prepares:
         session.preparing.on, session.broken = False, True
         if items[0] in _BEGINS:  # nothing came before it: all of it can be sent again, as it is
-            return (yield from _batch(connection, session, (Boundary.ROLLBACK, *items), schema))
+            return (yield from _batch(connection, session, (Boundary.ROLLBACK, *items), schema, theirs))
     raise error
 
 
+def _undoes(items: Sequence[BatchItem]) -> bool:
+    if Boundary.ROLLBACK in items or Boundary.ROLLBACK_TO_SAVEPOINT in items:
+        return True
+    if Nested not in map(type, items):
+        return False
+    return any(isinstance(item, Nested) and item.boundary in _UNDOES for item in items)
+
+
+def _send_text(
+    connection: AnyConnection,
+    session: PreparingSession | None,
+    new: set[str],
+    items: Sequence[BatchItem],
+    schema: str | None,
+    theirs: bool,
+) -> Generator[Any, Any, Any]:
+    """Send the items as one simple query, with the values in it. The last result."""
+    pgconn, begin = connection.pgconn, begin_of(connection)
+    if theirs:
+        items = as_ourselves(items)
+    if session is not None and begin == _AS_CHOSEN:
+        query, unknown = session.preparing.preparer.query(items, session.prepared, schema)
+        new.update(unknown)
+    else:
+        query = script(begin if item is Boundary.BEGIN_AS_CHOSEN else render_item(item, schema) for item in items)
+    pgconn.send_query(query.encode(connection.info.encoding))
+    return (yield from generators.execute(pgconn))[-1]
+
+
 def _send_bound(
+    connection: AnyConnection,
+    session: PreparingSession | None,
+    new: set[str],
+    items: Sequence[BatchItem],
+    schema: str | None,
+    theirs: bool,
+) -> Generator[Any, Any, Any]:
+    """Send the items with their values beside the text, prepared in the session if there is one. The result of the
+    last, or of the first that failed."""
+    pgconn = connection.pgconn
+    plan = None if session is None else session.preparing.binder.plan(items, (), schema, handed_out=theirs)
+    if plan is not None and session is not None and plan.names <= session.prepared:
+        sent = _send_planned(pgconn, plan, items)
+    else:
+        sent = _send_each(pgconn, session, new, as_ourselves(items) if theirs else items, begin_of(connection), schema)
+    pgconn.pipeline_sync()
+    yield from generators.send(pgconn)
+    results: list[Any] = []
+    for _ in range(sent + 1):  # the last answers the Sync
+        results += yield from generators.fetch_many(pgconn)
+    pgconn.exit_pipeline_mode()
+    last = results[-2]
+    if last.status in _DONE:
+        return last
+    return next(result for result in results if result.status not in _DONE)  # what comes after it was passed over
+
+
+def _send_planned(pgconn: Any, plan: BoundPlan, items: Sequence[Any]) -> int:
+    """Send a batch of a known shape to a session that has its statements. How many are sent."""
+    # All values first: one that cannot be written leaves nothing half sent.
+    bound = [encode_values(items[place].values) for place in plan.places]
+    pgconn.enter_pipeline_mode()
+    send = pgconn.send_query_prepared
+    for name, number in plan.steps:
+        if number is None:
+            send(name, None)
+        else:
+            data, formats = bound[number]
+            send(name, data, formats)
+    return len(plan.steps)
+
+
+def _send_each(
     pgconn: Any,
     session: PreparingSession | None,
     new: set[str],
     items: Sequence[BatchItem],
     begin: str,
     schema: str | None,
-) -> Generator[Any, Any, Any]:
-    """Send the items with their values beside the text, prepared in the session if there is one. The result of the
-    last, or of the first that failed."""
-    # All of them first: a value that cannot be written leaves nothing half sent.
-    queries = [_bindable(item, session, begin, schema) for item in items]
+) -> int:
+    """Send the items one by one, and prepare what the session has not. How many results there will be."""
+    queries = [_bindable(item, session, begin, schema) for item in items]  # as in `_send_planned`
     pgconn.enter_pipeline_mode()
     for name, text, data, formats in queries:
         if session is None or name is None:
@@ -309,14 +369,7 @@ def _send_bound(
             new.add(name)
             pgconn.send_prepare(known, text.encode())
         pgconn.send_query_prepared(known, data, formats)
-    pgconn.pipeline_sync()
-    yield from generators.send(pgconn)
-    found = None
-    while (result := (yield from generators.fetch_many(pgconn))[-1]).status != ExecStatus.PIPELINE_SYNC:
-        if found is None or found.status in _DONE:
-            found = result
-    pgconn.exit_pipeline_mode()
-    return found
+    return len(queries) + len(new)
 
 
 #: A statement's name, if it has one, its text, its values and their formats, as libpq takes them.
@@ -324,12 +377,11 @@ _Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], list[int]]
 
 
 def _bindable(item: BatchItem, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
-    key, values = (item.sql, item.values) if isinstance(item, Statement) else (item, ())
-    data, formats = [encode_value(value) for value in values], [int(type(value) is bytes) for value in values]
+    data, formats = encode_values(item.values if isinstance(item, Statement) else ())
     if session is None or isinstance(item, Nested) or item is Boundary.BEGIN_AS_CHOSEN:
         text = begin if item is Boundary.BEGIN_AS_CHOSEN else _text(item, schema)
         return None, text, data, formats
-    named = session.preparing.named.get((schema, key)) or session.preparing.name(item, key, schema)
+    named = session.preparing.binder.find(item, schema)
     return named.name, named.sql, data, formats
 
 

@@ -125,28 +125,18 @@ def _both(first: Callable[[Any], object] | None, second: Callable[[Any], object]
     return tell
 
 
-def unless_over(handed_out: LentCopy[C] | None, items: Sequence[BatchItem] | None = None) -> LentCopy[C] | None:
-    """What the handler has, unless these items come after it, or (None) everything ends: then it is void."""
-    if handed_out is not None and (items is None or is_end(items)):
-        handed_out.void()
-        return None
-    return handed_out
-
-
-def check_left(handed_out: LentCopy[Connection[Any]] | None, items: Sequence[BatchItem] | None = None) -> None:
+def check_left(handed_out: LentCopy[Connection[Any]], items: Sequence[BatchItem] | None = None) -> None:
     """In front of items that come after a handler, or (None) of a statement: what it has left on a thread is waited
     for, within limits. A `stream()` that it keeps would hold the connection for ever."""
-    if handed_out is None or not _is_held_up(handed_out, items):
-        return
-    if not is_free(handed_out.handle.lock, handed_out.patience_s):
+    if _is_held_up(handed_out, items) and not is_free(handed_out.handle.lock, handed_out.patience_s):
         raise handed_out.still_used_error(items)
 
 
 async def check_left_by_tasks(
-    handed_out: LentCopy[AsyncConnection[Any]] | None, items: Sequence[BatchItem] | None = None
+    handed_out: LentCopy[AsyncConnection[Any]], items: Sequence[BatchItem] | None = None
 ) -> None:
     """`check_left` for what the handler has left in tasks."""
-    if handed_out is not None and _is_held_up(handed_out, items) and handed_out.handle.lock.locked():
+    if _is_held_up(handed_out, items) and handed_out.handle.lock.locked():
         try:
             async with asyncio.timeout(handed_out.patience_s), handed_out.handle.lock:
                 pass

@@ -21,7 +21,7 @@ from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, Named
 from onefold.db._bound_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
-from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, unless_over
+from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks
 from onefold.errors import OnefoldError
 
 Handle: TypeAlias = psycopg.Connection[Any]
@@ -57,14 +57,18 @@ class _Taken(Generic[C]):
         """Whether the handler has had anything executed."""
         return self._handed_out is not None and self._handed_out.executed
 
-    def _sendable(self, items: Sequence[BatchItem]) -> Sequence[BatchItem]:
-        """The items as they are sent now. If they come after the handler, what it has is void."""
+    def _note_end(self) -> bool:
+        """Called before a batch is sent: if it comes after the handler, what that has is void. Whether the session was
+        the handler's until now."""
         if self._connection.pgconn.pipeline_status != PipelineStatus.OFF:
             raise psycopg.ProgrammingError("the handler has left the connection in pipeline mode")
-        if self._handed_out is not None:
-            items = as_ourselves(items)
-        self._handed_out = unless_over(self._handed_out, items)
-        return items
+        handed_out = self._handed_out
+        if handed_out is None:
+            return False
+        if handed_out.waits.over:  # `check_left` has found that these items come after it
+            handed_out.void()
+            self._handed_out = None
+        return True
 
 
 class PsycopgConnection(_Taken[Handle]):
@@ -86,14 +90,16 @@ class PsycopgConnection(_Taken[Handle]):
             raise
 
     def batch(self, items: Sequence[BatchItem]) -> int:
-        check_left(self._handed_out, items)
+        if self._handed_out is not None:
+            check_left(self._handed_out, items)
         try:
             return self._send(items)
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
     def fetch(self, statement: Statement) -> list[Row]:
-        check_left(self._handed_out)
+        if self._handed_out is not None:
+            check_left(self._handed_out)
         try:
             return self._rows(statement)
         except VENDOR_ERRORS as error:
@@ -109,7 +115,9 @@ class PsycopgConnection(_Taken[Handle]):
             raise translate_error(self._connection, error) from error
 
     def _send(self, items: Sequence[BatchItem]) -> int:
-        binds, items = has_secrets(items), self._sendable(items)
+        binds = has_secrets(items)
+        if self._note_end():
+            items = as_ourselves(items)
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             use_defaults(cursor)
             for query, values in queries(self._connection, items, binds, self._schema):
@@ -125,7 +133,8 @@ class PsycopgConnection(_Taken[Handle]):
         self._connection.autocommit = value
 
     def release(self) -> None:
-        unless_over(self._handed_out)
+        if self._handed_out is not None:
+            self._handed_out.void()
         if not is_idle(self._connection):  # in a transaction, or lost
             self.discard()
             return
@@ -169,14 +178,16 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             raise
 
     async def batch(self, items: Sequence[BatchItem]) -> int:
-        await check_left_by_tasks(self._handed_out, items)
+        if self._handed_out is not None:
+            await check_left_by_tasks(self._handed_out, items)
         try:
             return await self._send(items)
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        await check_left_by_tasks(self._handed_out)
+        if self._handed_out is not None:
+            await check_left_by_tasks(self._handed_out)
         try:
             return await self._rows(statement)
         except VENDOR_ERRORS as error:
@@ -192,7 +203,9 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             raise translate_error(self._connection, error) from error
 
     async def _send(self, items: Sequence[BatchItem]) -> int:
-        binds, items = has_secrets(items), self._sendable(items)
+        binds = has_secrets(items)
+        if self._note_end():
+            items = as_ourselves(items)
         async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             use_defaults(cursor)
             for query, values in queries(self._connection, items, binds, self._schema):
@@ -209,7 +222,9 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
         await self._connection.set_autocommit(value)
 
     async def release(self) -> None:
-        self._handed_out = unless_over(self._handed_out)
+        if self._handed_out is not None:
+            self._handed_out.void()
+            self._handed_out = None
         if not is_idle(self._connection):  # in a transaction, or lost
             await self.discard()
             return
