@@ -211,7 +211,7 @@ def test_what_a_handler_keeps_of_the_connection_is_void_and_nobody_gets_it_again
     connection = database.acquire()
     left = kept(connection.handle)
     connection.batch((BEGIN, COMMIT))
-    assert not connection.is_at_rest()
+    assert not connection.release_at_rest()
     connection.release()
     following = database.acquire()
     _ = following.handle
@@ -368,7 +368,7 @@ def test_a_light_statement_is_a_transaction_of_its_own(connection: SqliteConnect
     with pytest.raises(StatementRefused, match="already exists"):
         connection.batch((Boundary.BEGIN_LIGHT, level, COMMIT))
     connection.batch((BEGIN, INSERT, COMMIT))  # nothing is left behind, not even the lock
-    assert connection.is_at_rest()
+    assert connection.release_at_rest()
 
 
 def over_sqlalchemy(path: Path) -> SqlalchemyDatabase:

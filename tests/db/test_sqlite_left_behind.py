@@ -31,8 +31,9 @@ def is_used_again(database: SqliteDatabase, change: Change, end: Boundary) -> bo
     link = connection._file
     change(connection.handle)
     connection.batch((end,))
-    at_rest = connection.is_at_rest()
-    connection.release()
+    at_rest = connection.release_at_rest()
+    if not at_rest:
+        connection.release()
     following = database.acquire()
     again = following._file is link
     following.release()

@@ -70,6 +70,18 @@ def test_the_first_lock_tells_the_same_request_and_the_second_another_one(databa
     second.release()
 
 
+def test_locks_are_had_in_their_order_up_to_the_first_that_is_refused(sqlite_path: Path) -> None:
+    file, first, second = lock_file(str(sqlite_path)), object(), object()
+    assert file.try_locks((5, 6), first) == 2
+    assert file.try_locks((1, 2, 6, 3), second) == 2
+    assert file.try_locks((2, 4, 1, 5), second) == 3, "what it has it may ask for again, in between"
+    assert file.try_locks((3, 4), first) == 1
+    file.unlock(first, [3, 4, 5, 6, 6])
+    assert [number for number in range(1, 7) if file.is_locked(number)] == [1, 2, 4], "another's are left alone"
+    file.unlock(second, [1, 2, 4])
+    file.rest()
+
+
 @pytest.mark.parametrize("leave", ["release", "discard"])
 def test_a_connection_that_goes_frees_what_it_has_locked(database: Any, leave: str) -> None:
     first = database.acquire()

@@ -132,7 +132,7 @@ class OwnedTransaction(Transaction[H]):
                 "%s: it is not known whether its transaction was committed; neither its commit nor its rollback hooks "
                 "are called", self.name,
             )  # fmt: skip
-        while (call := self._take_call(kept)) is not None:
+        while self._pending and (call := self._take_call(kept)) is not None:
             try:
                 await Call(call)
             except Exception:

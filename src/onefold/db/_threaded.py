@@ -180,25 +180,26 @@ class ThreadedDatabase(Generic[H, A]):
         *,
         acquire: Callable[[], Connection[H]] | None = None,
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
-        at_rest: Callable[[Any], bool] | None = None,
+        release_at_rest: Callable[[Any], bool] | None = None,
         glance: Callable[[Any, Sequence[BatchItem]], list[Row] | None] | None = None,
         interrupt: Callable[[Any], bool] = lambda _: False,
         end_handler: Callable[[Any], float] | None = None,
     ) -> None:
-        """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread; `at_rest`
-        says whether one can be given back like that, and `glance` does what can be done like that. Where there is an
-        `at_rest`, user code, too, reaches the connection on its thread only; `interrupt` breaks off what it has under
-        way there, and says whether there was something. `end_handler` lets nothing more of it begin, and says how long
-        the end of its transaction waits for what has."""
+        """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread;
+        `release_at_rest` gives one back like that, if it can, and says whether it did; `glance` does what can be done
+        like that. Where there is a `release_at_rest`, user code, too, reaches the connection on its thread only;
+        `interrupt` breaks off what it has under way there, and says whether there was something. `end_handler` lets
+        nothing more of it begin, and says how long the end of its transaction waits for what has."""
         #: The synchronous one.
         self.database = database
-        self._present = present
         self._acquire = acquire or database.acquire
         self._at_hand = at_hand
-        self._at_rest = at_rest
-        self._glance = glance
-        self._interrupt = interrupt
-        self._end_handler = end_handler
+        # For its connections.
+        self.present = present
+        self.release_at_rest = release_at_rest
+        self.glance = glance
+        self.interrupt = interrupt
+        self.end_handler = end_handler
         self._executors = PerLoop(_Threads, _Threads.end)
         self._closed = False
 
@@ -213,7 +214,7 @@ class ThreadedDatabase(Generic[H, A]):
             await (within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
         except TimeoutError:
             # Better a thread too many than a wait without end: those that have one may be waiting for this statement.
-            leave = _nothing
+            leave: Callable[[], None] = _nothing
         else:
             leave = room.release
         thread = executors.idle.popleft() if executors.idle else ConnectionThread()
@@ -226,12 +227,7 @@ class ThreadedDatabase(Generic[H, A]):
             leave()
             thread.end()
             raise
-        handle = partial(self._present, connection, thread)
-        left = partial(self._give_back_thread, executors, leave, thread)
-        interrupt = partial(self._interrupt, connection)
-        return ThreadedConnection(
-            connection, thread, handle, left, self._at_rest, self._glance, interrupt, self._end_handler
-        )
+        return ThreadedConnection(self, connection, thread, partial(self._give_back_thread, executors, leave, thread))
 
     async def close(self) -> None:
         self._closed = True
@@ -267,43 +263,25 @@ class _Threads:
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = (
-        "_at_rest",
-        "_connection",
-        "_end_handler",
-        "_glance",
-        "_interrupt",
-        "_leave",
-        "_patient",
-        "_present",
-        "_thread",
-    )
+    __slots__ = ("_connection", "_database", "_leave", "_patient", "_thread")
 
     def __init__(
         self,
+        database: ThreadedDatabase[H, A],
         connection: Connection[H],
         thread: ConnectionThread,
-        present: Callable[[], A],
         leave: Callable[[], None],
-        at_rest: Callable[[Any], bool] | None,
-        glance: Callable[[Any, Sequence[BatchItem]], list[Row] | None] | None,
-        interrupt: Callable[[], bool],
-        end_handler: Callable[[Any], float] | None,
     ) -> None:
-        self._end_handler = end_handler
-        #: Until the end of a transaction has waited in vain for what was left inside: what undoes it waits no more.
-        self._patient = True
-        self._glance = glance
-        self._interrupt = interrupt
+        self._database = database
         self._connection = connection
         self._thread = thread
-        self._present = present
         self._leave = leave
-        self._at_rest = at_rest
+        #: Until the end of a transaction has waited in vain for what was left inside: what undoes it waits no more.
+        self._patient = True
 
     @property
     def handle(self) -> A:
-        return self._present()
+        return self._database.present(self._connection, self._thread)
 
     @property
     def executed(self) -> bool:
@@ -313,13 +291,14 @@ class ThreadedConnection(Generic[H, A]):
     @property
     def on_this_thread(self) -> Connection[H] | None:
         """The connection itself, for user code that has a thread of its own; None where only our thread uses it."""
-        return self._connection if self._at_rest is None else None
+        return self._connection if self._database.release_at_rest is None else None
 
     async def batch(self, items: Sequence[BatchItem]) -> int:
         if (rows := self._try_glance(items)) is not None:
             return len(rows)
-        if not self._thread.is_idle and self._end_handler is not None and is_end(items):
-            await self._wait_for_left(self._end_handler(self._connection))
+        end_handler = self._database.end_handler
+        if end_handler is not None and not self._thread.is_idle and is_end(items):
+            await self._wait_for_left(end_handler(self._connection))
         return await self._thread.run(partial(self._connection.batch, items))
 
     async def _wait_for_left(self, patience_s: float) -> None:
@@ -340,25 +319,23 @@ class ThreadedConnection(Generic[H, A]):
         """Where the handle has a way of its own to be used on its thread, by that: cancelled, it ends as the handler's
         own statements do."""
         connection: Any = self._connection
-        presented = self._present() if self._at_rest is not None else None
+        presented = None if self._database.release_at_rest is None else self.handle
         if isinstance(presented, Queryable):
             answer: NamedRows = await presented.query(statement)
             return answer
         return await self._thread.run(partial(connection.query, statement))
 
     def _try_glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
-        if self._glance is None or not self._thread.is_idle:
-            return None
-        return self._glance(self._connection, items)
+        glance = self._database.glance
+        return glance(self._connection, items) if glance is not None and self._thread.is_idle else None
 
     async def release(self) -> None:
-        at_rest, is_idle = self._at_rest, self._thread.is_idle
-        if at_rest is not None and is_idle and at_rest(self._connection):
-            _release(self._connection)
+        release_at_rest, is_idle = self._database.release_at_rest, self._thread.is_idle
+        if release_at_rest is not None and is_idle and release_at_rest(self._connection):
             self._leave()
             return
         gone = self._thread.run(partial(_release, self._connection))
-        if at_rest is not None:
+        if release_at_rest is not None:
             self._leave()  # its next user stands behind this on the same thread
             if not is_idle:
                 return  # a task that the handler left is in front of us, and may have no end
@@ -371,7 +348,7 @@ class ThreadedConnection(Generic[H, A]):
 
     async def discard(self) -> None:
         """The thread is free when it is: it may be in the middle of an abandoned statement."""
-        call_until_done(self._interrupt)
+        call_until_done(partial(self._database.interrupt, self._connection))
         gone = self._thread.run(partial(_discard, self._connection))
         gone.add_done_callback(lambda _: self._leave())
         await asyncio.shield(gone)

@@ -58,7 +58,7 @@ class SqliteDatabase:
         self._process = Process()
 
     def acquire(self) -> SqliteConnection:
-        return self.at_hand() or self._connection(self._open_file())
+        return self.at_hand() or SqliteConnection(self._open_file(), self._here, self._busy_timeout_s)
 
     def acquire_glancing(self) -> SqliteConnection:
         """`acquire`, with what `glance` needs."""
@@ -68,10 +68,12 @@ class SqliteDatabase:
 
     def at_hand(self) -> SqliteConnection | None:
         """A connection that is open already. Taking it touches no disk."""
+        shared = self._here
         try:
-            return self._connection(self._here.idle.pop())
+            file = shared.idle.pop()
         except IndexError:
             return None
+        return SqliteConnection(file, shared, self._busy_timeout_s)
 
     def close(self) -> None:
         idle = self._here.idle
@@ -88,9 +90,6 @@ class SqliteDatabase:
     def _replace_shared(self) -> None:
         self._process.keep(self._shared)
         self._shared = Shared()
-
-    def _connection(self, file: SqliteFile) -> SqliteConnection:
-        return SqliteConnection(file, self._here, self._busy_timeout_s)
 
     def _open_file(self) -> SqliteFile:
         return SqliteFile(self._open(), self._open_light, KeyLocks(self.path))
@@ -187,7 +186,7 @@ def async_sqlite(path: str | Path, *, busy_timeout_s: float = 5.0) -> ThreadedDa
         AsyncSqlite,
         acquire=database.acquire_glancing,
         at_hand=database.at_hand,
-        at_rest=SqliteConnection.is_at_rest,
+        release_at_rest=SqliteConnection.release_at_rest,
         glance=SqliteConnection.glance,
         interrupt=SqliteConnection.interrupt,
         end_handler=SqliteConnection.end_handler,

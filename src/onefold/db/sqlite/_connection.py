@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
+from os import getpid
 
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
@@ -19,7 +20,16 @@ from onefold.errors import OnefoldError, StoreBusy, TransactionEnded, Transactio
 #: The comment keeps it from being found in sqlite3's cache of compiled statements by a handler that begins.
 _BEGIN = "BEGIN IMMEDIATE -- onefold"
 
-_ENDS = frozenset({Boundary.COMMIT, Boundary.ROLLBACK})
+#: Whatever level is asked for: transactions of SQLite are serializable.
+_BEGINS = frozenset(
+    {
+        Boundary.BEGIN,
+        Boundary.BEGIN_AS_CHOSEN,
+        Boundary.BEGIN_LIGHT,
+        Boundary.BEGIN_REPEATABLE_READ,
+        Boundary.BEGIN_SERIALIZABLE,
+    }
+)
 
 #: How many open connections are kept for later.
 _IDLE_MAX = 32
@@ -85,7 +95,7 @@ class SqliteConnection:
 
     def batch(self, items: Sequence[BatchItem]) -> int:
         file = self._file  # once: it asks the system which process this is
-        if not _ENDS.isdisjoint(items):
+        if Boundary.COMMIT in items or Boundary.ROLLBACK in items:
             file.shut(self._busy_timeout_s)
         try:
             with file:
@@ -115,13 +125,14 @@ class SqliteConnection:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
         time for it."""
         file = self._file
-        if self._writing or not file.has_light or file.in_transaction:
+        light = file.opened_light
+        if self._writing or light is None or file.in_transaction:
             return None
         try:
             for item in items:
-                if not isinstance(item, Statement) or not item.brief:
+                if type(item) is not Statement or not item.brief:
                     return None
-                rows: list[Row] = sqlite3.Cursor(file.light).execute(item.sql, item.values).fetchall()
+                rows: list[Row] = sqlite3.Cursor(light).execute(item.sql, item.values).fetchall()
         except sqlite3.Error:
             return None  # the one who waits, or is told, is on a thread
         return rows
@@ -134,22 +145,31 @@ class SqliteConnection:
             self.discard()
             raise
 
-    def is_at_rest(self) -> bool:
-        """Releasing it now touches no disk."""
-        file, idle = self._file, self._shared.idle
-        if self._writing or file.in_transaction or file.is_held() or file.is_altered():
+    def release_at_rest(self) -> bool:
+        """Release it, if that touches no disk and no thread of the handler's has to be waited for. Whether it did."""
+        file, self._lent = self._file, None  # as in `release`
+        file.connection.over = True
+        is_busy = self._writing or file.in_transaction or len(self._shared.idle) >= _IDLE_MAX
+        if is_busy or not file.is_left() or file.is_unfit():
+            self._lent = file
             return False
-        return len(idle) < _IDLE_MAX
+        self._put_back(file)
+        return True
 
     def release(self) -> None:
         file, self._lent = self._file, None  # first: a thread of the handler's may be on its way to `handle`
         file.when_left(partial(self._give_back, file))
 
     def _give_back(self, file: SqliteFile) -> None:
-        file.connection.trespass = None
         try:
             # A task left behind would write into another request's transaction; what was changed would be found there.
-            if file.is_held() or file.is_altered():
+            if file.is_unfit():
+                self._close(file)
+                return
+            try:
+                with file:
+                    file.rollback()
+            except sqlite3.Error:
                 self._close(file)
             else:
                 self._put_back(file)
@@ -157,20 +177,16 @@ class SqliteConnection:
             self._let_go()
 
     def _put_back(self, file: SqliteFile) -> None:
-        try:
-            with file as connection:
-                file.rollback()
-            # What the handler may have set for itself is not for the next one.
-            connection.row_factory, connection.text_factory = None, str
-        except sqlite3.Error:
-            self._close(file)
-        else:
-            # Before another request has it, and never after: the locks would be that request's.
-            file.locks.release()
-            idle = self._shared.idle
-            idle.append(file)
-            if len(idle) > _IDLE_MAX:
-                idle.pop(0).close()
+        """It is in no transaction."""
+        connection = file.connection
+        # What the handler may have set for itself is not for the next one.
+        connection.trespass, connection.row_factory, connection.text_factory = None, None, str
+        # Before another request has it, and never after: the locks would be that request's.
+        file.locks.release()
+        idle = self._shared.idle
+        idle.append(file)
+        if len(idle) > _IDLE_MAX:
+            idle.pop(0).close()
 
     def end_handler(self) -> float:
         """An async handler has ended: nothing more of it begins. How long the end of its transaction waits for what
@@ -221,14 +237,15 @@ class SqliteConnection:
 
     @property
     def _file(self) -> SqliteFile:
-        if self._lent is None:
+        file = self._lent
+        if file is None:
             raise TransactionMisused(OVER)
-        if self._lent.is_a_parents:
+        if file.process != getpid():
             raise TransactionMisused(
                 "this SQLite connection was taken in another process and came here by a fork; its transaction belongs "
                 "to that process. Do the work there, or take a connection here"
             )
-        return self._lent
+        return file
 
     def _current(self, file: SqliteFile) -> sqlite3.Connection:
         return file.light if self._light else file.connection
@@ -251,6 +268,9 @@ class SqliteConnection:
         return sqlite3.Cursor(self._current(file)).execute(statement.sql, statement.values)
 
     def _cross(self, file: SqliteFile, item: Boundary | Nested) -> None:
+        if item in _BEGINS:
+            self._begin(file, light=item is Boundary.BEGIN_LIGHT)
+            return
         connection = self._current(file)
         match item:
             case Boundary.COMMIT:
@@ -263,14 +283,12 @@ class SqliteConnection:
             case Boundary.SAVEPOINT:
                 self._begin(file, light=False)  # the handler's first touch may be a savepoint
                 connection.execute(f"{item.value} onefold")
-            case Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
-                connection.execute(f"{item.value} onefold")
             case Nested(boundary, number):
                 self._begin(file, light=False)
                 connection.execute(f"{boundary.value} onefold_{number}")
                 self.parts.cross(boundary, number)
-            case _:  # whatever level is asked for: transactions of SQLite are serializable
-                self._begin(file, light=item is Boundary.BEGIN_LIGHT)
+            case _:
+                connection.execute(f"{item.value} onefold")
 
     def _step_by_step(self, file: SqliteFile, items: Sequence[BatchItem]) -> int:
         count = 0
@@ -312,7 +330,10 @@ class SqliteConnection:
 
     def _patiently(self, work: Callable[[], object]) -> None:
         """Do it. Where another process has the write lock, and the connection is the one without patience, wait."""
-        deadline = time.monotonic() + min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if self._light else 0.0
+        if not self._light:
+            work()
+            return
+        deadline = time.monotonic() + min(self._busy_timeout_s, _LIGHT_PATIENCE_S)
         for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
             try:
                 work()

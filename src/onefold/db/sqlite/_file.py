@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from os import getpid
 
 from onefold.db._left_running import close_unlocked, is_free, still_used_error
 from onefold.db.sqlite._guarded_connection import GuardedConnection
@@ -66,16 +67,17 @@ class SqliteFile:
     """An open file and what outlives a request: whose turn it is, the keys it has locked, and the second connection for
     short work."""
 
-    __slots__ = ("_light", "_open_light", "connection", "locks", "process")
+    __slots__ = ("_open_light", "connection", "locks", "opened_light", "process")
 
     def __init__(
         self, connection: GuardedConnection, open_light: Callable[[], sqlite3.Connection], locks: KeyLocks
     ) -> None:
         self.connection = connection
         self._open_light = open_light
-        self._light: sqlite3.Connection | None = None
+        #: `light`, once it is open: then using it touches no disk but to read.
+        self.opened_light: sqlite3.Connection | None = None
         self.locks = locks
-        self.process = os.getpid()
+        self.process = getpid()
         locks.offer(connection)
         connection.set_authorizer(self._authorize)
         connection.ours = False
@@ -83,20 +85,15 @@ class SqliteFile:
     @property
     def light(self) -> sqlite3.Connection:
         """Nothing but our own short work happens here: reads by key, and transactions whose loss would be harmless."""
-        if self._light is None:
-            self._light = self._open_light()
-            self.locks.offer(self._light)
-        return self._light
-
-    @property
-    def has_light(self) -> bool:
-        """Whether using it touches no disk but to read."""
-        return self._light is not None
+        if self.opened_light is None:
+            self.opened_light = self._open_light()
+            self.locks.offer(self.opened_light)
+        return self.opened_light
 
     @property
     def is_a_parents(self) -> bool:
         """Opened before a fork, in another process: SQLite must not even close it here."""
-        return self.process != os.getpid()
+        return self.process != getpid()
 
     def __enter__(self) -> sqlite3.Connection:
         """Our turn, which begins when what the handler is executing is done: as long as it lasts, transactions may
@@ -135,6 +132,14 @@ class SqliteFile:
         back."""
         return _references(self) > _least()
 
+    def is_left(self) -> bool:
+        """Whether no thread is inside SQLite at this moment."""
+        return is_free(self.connection.lock, 0.0)
+
+    def is_unfit(self) -> bool:
+        """Whether it is not for the next handler, because of what the last one has kept of it, or left in it."""
+        return self.is_held() or self.is_altered()
+
     def is_altered(self) -> bool:
         """Whether a handler has left something in it that is not for the next one: a temporary table, a PRAGMA, an
         attached database, a function, a callback, a mode."""
@@ -147,8 +152,8 @@ class SqliteFile:
 
     def rollback(self) -> None:
         self.connection.rollback()
-        if self._light is not None:
-            self._light.rollback()
+        if self.opened_light is not None:
+            self.opened_light.rollback()
 
     def close(self) -> None:
         # A cursor that is still referred to keeps a closed connection half alive, and its lock: so first roll back.
@@ -160,8 +165,8 @@ class SqliteFile:
                 # SQLite rolls back by itself when it interrupts a statement that takes the write lock.
                 with suppress(sqlite3.Error):
                     self.connection.execute("BEGIN IMMEDIATE -- onefold")
-            if self._light is not None:
-                self._light.close()
+            if self.opened_light is not None:
+                self.opened_light.close()
             self.connection.close()
 
     def _authorize(self, action: int, operation: str | None, value: str | None, database: str | None, _: object) -> int:
@@ -184,6 +189,9 @@ class SqliteFile:
         return sqlite3.SQLITE_OK if self.connection.in_transaction else sqlite3.SQLITE_DENY
 
 
+_COUNTS = hasattr(sys, "getrefcount")
+
+
 class _LoneConnection:
     """Holds a connection alone, to count the references that sqlite3 itself keeps."""
 
@@ -193,7 +201,7 @@ class _LoneConnection:
 
 def _references(holder: SqliteFile | _LoneConnection) -> int:
     """How many there are to the connection, counted as we count them here. Where Python does not count: too many."""
-    return sys.getrefcount(holder.connection) if hasattr(sys, "getrefcount") else sys.maxsize
+    return sys.getrefcount(holder.connection) if _COUNTS else sys.maxsize
 
 
 @cache

@@ -29,6 +29,8 @@ from typing import Final, Protocol
 if sys.platform != "win32":
     import fcntl
 
+    _EXCLUSIVE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+
 _log = logging.getLogger("onefold.database")
 
 SUFFIX: Final = "-onefold-lock"
@@ -61,25 +63,24 @@ class LockFile:
 
     def try_locks(self, numbers: Sequence[int], holder: object) -> int:
         """How many of them, in this order, the holder has now, or had before: up to the first that is refused."""
+        offsets = [*map(_OFFSETS.__and__, numbers)]
         holders = self._holders
         with self._mutex:
-            for place, number in enumerate(numbers):
-                offset = number & _OFFSETS
-                if offset in holders:
-                    if holders[offset] is not holder:
-                        return place
-                elif self._lock_byte(offset):
-                    holders[offset] = holder
-                else:
-                    return place
-        return len(numbers)
+            wanted, had = offsets, len(offsets)
+            if not holders.keys().isdisjoint(offsets):  # seldom: a duplicate, or the holder asks again
+                others = [place for place, offset in enumerate(offsets) if holders.get(offset, holder) is not holder]
+                had = others[0] if others else had
+                wanted = [offset for offset in offsets[:had] if offset not in holders]
+            locked = self._lock_bytes(wanted)
+            holders.update(dict.fromkeys(wanted[:locked], holder))
+            return had if locked == len(wanted) else offsets.index(wanted[locked])
 
     def unlock(self, holder: object, numbers: list[int]) -> None:
+        holders = self._holders
         with self._mutex:
-            for number in numbers:
-                offset = number & _OFFSETS
-                if self._holders.get(offset) is holder:
-                    del self._holders[offset]
+            for offset in map(_OFFSETS.__and__, numbers):
+                if holders.get(offset) is holder:
+                    del holders[offset]
                     self._unlock_byte(offset)
 
     def is_locked(self, number: int) -> bool:
@@ -98,9 +99,9 @@ class LockFile:
 
     if sys.platform == "win32":
 
-        def _lock_byte(self, offset: int) -> bool:
+        def _lock_bytes(self, offsets: list[int]) -> int:
             self._report("this system has no record locks")
-            return True
+            return len(offsets)
 
         def _unlock_byte(self, offset: int) -> None:
             pass
@@ -110,20 +111,23 @@ class LockFile:
 
     else:
 
-        def _lock_byte(self, offset: int) -> bool:
-            try:
-                fcntl.lockf(self._open(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-            except (BlockingIOError, PermissionError) as error:
-                if error.filename is None:  # the lock's refusal, not the file's
-                    return False
-                self._report(error)
-            except OSError as error:  # ENOLCK: a file system without locks; or no more descriptors
-                self._report(error)
-            return True
+        def _lock_bytes(self, offsets: list[int]) -> int:
+            """How many of them, in this order, are locked now: up to the first that another process has."""
+            lock = fcntl.lockf
+            for place, offset in enumerate(offsets):
+                try:
+                    lock(self._descriptor or self._open(), _EXCLUSIVE, 1, offset)
+                except (BlockingIOError, PermissionError) as error:
+                    if error.filename is None:  # the lock's refusal, not the file's
+                        return place
+                    self._report(error)
+                except OSError as error:  # ENOLCK: a file system without locks; or no more descriptors
+                    self._report(error)
+            return len(offsets)
 
         def _unlock_byte(self, offset: int) -> None:
             try:
-                fcntl.lockf(self._open(), fcntl.LOCK_UN, 1, offset)
+                fcntl.lockf(self._descriptor or self._open(), fcntl.LOCK_UN, 1, offset)
             except OSError:  # it was not locked: see above
                 return
 
