@@ -292,18 +292,17 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         """For messages received by other means: the transaction of this message, or None if this consumer has handled
         it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
         the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
-        again. A block that takes longer than `lease_s` is cut off with a TimeoutError. An exception of `dead_letter_on`
-        makes it a dead letter, with the data and headers of `delivery`, and is raised; when the message comes again, it
-        is None."""
+        again. After `lease_s` the block ends with a TimeoutError. An exception of `dead_letter_on` makes it a dead
+        letter, with the data and headers of `delivery`, and is raised; when it comes again, it is None."""
         self._check_outside("once.handling()")
         self._ledger.check(consumer, retention_s)
         executor = TaskExecutor(self._database)
         entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
         with self._trace_handling(consumer, message_id, delivery) as note:
             if note(await run_async(entry.begin(), executor)):
-                async with async_block(self._new_transaction(executor), entry, executor) as tx:
-                    async with asyncio.timeout(lease_s):  # on SQLite every other writer waits for it
-                        yield tx
+                handled = async_block(self._new_transaction(executor), entry, executor)
+                async with handled as tx, asyncio.timeout(lease_s):  # on SQLite every other writer waits for it
+                    yield tx
             else:
                 yield None
         if (chore := self._ledger_chore(consumer, retention_s)) is not None:
