@@ -62,7 +62,7 @@ def served(folder: Path, command: str) -> Iterator[str]:
 def run_tests(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The starter's own, without the plugins that these tests have."""
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *words)
     return fork_server().run(*words, cwd=folder, environment=environment, within_s=PATIENCE_S)
 
 
@@ -100,6 +100,24 @@ def test_control_the_starters_tests_find_a_handler_that_is_not_protected(tmp_pat
     ran = run_tests(tmp_path, "-k", "without_a_key")
     assert "test_an_order_without_a_key_is_refused" in ran.stdout
     assert ran.returncode == 1
+
+
+def test_the_tests_of_a_starter_need_no_client_that_starlette_calls_deprecated(tmp_path: Path) -> None:
+    """With httpx alone Starlette's TestClient warns; what the starter asks for is enough, and httpx is not needed."""
+    onefold("init", cwd=tmp_path)
+    assert "httpx2" in (tmp_path / "requirements.txt").read_text()
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['httpx'] = None\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "-k", "belongs"],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{tmp_path}:{os.pathsep.join(sys.path)}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_every_choice_is_a_program_without_marks(tmp_path: Path) -> None:
