@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from book.files import README
 from book.tables import code, write_table
@@ -41,6 +41,31 @@ _VALUES: tuple[tuple[type, str], ...] = (
 )
 
 
+#: Of an application; those of its constructor's docstring are shown from there.
+_APPLICATION: Final = {
+    "source": "the name of this application in its events; it is part of their identity",
+    "broker": "`local`, an address, or a function that makes a broker: [brokers](../brokers.md)",
+    "session_factory": "your sessionmaker, where the database is an engine: [SQLAlchemy](../sqlalchemy.md)",
+    "principal": "of all routes: [principals](../principals.md)",
+    "authorize": "of all routes: [principals](../principals.md)",
+    "defaults": "settings of all routes, as above",
+    "isolation": "of each transaction that onefold begins",
+    "sealer": "encrypts what is stored of answers and steps, as a `Keyring` does: [encryption](../encryption.md)",
+    "listener": "gets what happens, as [values](telemetry.md), or a list of such: [metrics](../metrics.md)",
+    "pages": "below which path the status of keys is served; `None`: not at all",
+    "development": "warnings and hints for those who write the application",
+    "event_bytes_max": "the data of an event may have so many bytes",
+    "shedding": "turns new work away under load: [overload](../overload.md)",
+}
+
+
+def list_undescribed() -> list[str]:
+    """Arguments of an application that neither the page nor the constructor says anything about."""
+    said = inspect.getdoc(AsyncOnefold.__init__) or ""
+    named = [name.strip("`") for name, *_ in _list_arguments(AsyncOnefold)]
+    return [name for name in named if name not in _APPLICATION and f"`{name}`" not in said]
+
+
 def make_page() -> str:
     meanings = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", README.partition("## Settings")[2], re.MULTILINE))
     text = _HEAD + write_table(
@@ -51,7 +76,11 @@ def make_page() -> str:
         ),
     )
     text += "## Of an application\n\n`AsyncOnefold(database, ...)` and `Onefold(database, ...)`.\n\n"
-    text += write_table(["setting", "default"], _list_arguments(AsyncOnefold))
+    rows = [
+        (name, default, _APPLICATION.get(name.strip("`"), "see below"))
+        for name, default in _list_arguments(AsyncOnefold)
+    ]
+    text += write_table(["setting", "default", "meaning"], rows)
     text += f"{inspect.getdoc(AsyncOnefold.__init__)}\n\n"
     for kind, where in _VALUES:
         text += f"## {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n{where}\n\n"

@@ -49,6 +49,7 @@ def test_settings_have_the_ranges_that_are_checked() -> None:
     assert settings_page.find_range(Policy, "wait_s", principal=lambda: "a") == "0 to 60"
     assert settings_page.find_range(Policy, "required", principal=lambda: "a") == ""
     assert settings_page.find_range(Quota, "in_flight")
+    assert settings_page.list_undescribed() == []
     assert (
         "| `retention_s` | `86400.0` | 1 to 31622400 | how long an answer is remembered |" in settings_page.make_page()
     )

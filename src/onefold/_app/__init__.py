@@ -76,13 +76,13 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         leave_in(app, self)
 
     def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
-        """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        """Wrap an ASGI application without a framework; `routes`: `{"POST /payments": once.policy(required=True)}`."""
         from onefold._http.routes import routes_of
 
         return self._layer.around_asgi(app, routes_of(routes), self._threaded())
 
     def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
-        """Wrap a WSGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        """Wrap a WSGI application without a framework; `routes`: `{"POST /payments": once.policy(required=True)}`."""
         from onefold._http.routes import routes_of
 
         return self._layer.around_wsgi(app, routes_of(routes), self._database)
@@ -109,7 +109,7 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         dead_letter_on: tuple[type[Exception], ...] = (),
         delivery: Delivery | None = None,
     ) -> Iterator[Transaction[Any] | None]:
-        """For messages received by other means: the transaction of this message, or None if this consumer has handled
+        """For messages received by other means: the transaction of `message_id`, or None if the consumer has handled
         it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
         the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
         again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of `delivery`, and is
@@ -133,8 +133,8 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         self, name: str, *, data: object = None, lease_s: float = 60.0, retention_s: float = WORK_RETENTION_S
     ) -> Iterator[Steps]:
         """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
-        on where this one stood. `data` is what it is begun with, and must be the same then. Its end is remembered for
-        `retention_s`: a block that comes meanwhile gets the recorded answers."""
+        on where this one stood, as soon as its process was silent for `lease_s`. `data` is what it is begun with, and
+        must be the same then. Its end is remembered for `retention_s`: until then a block gets the recorded answers."""
         from onefold._steps.steps import on_thread
 
         self._check_outside("once.work()")
@@ -160,7 +160,7 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         return run(migrate(self._database.dialect, MIGRATIONS[self._database.dialect]), ThreadExecutor(self._database))
 
     def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
-        """Forget what has expired, in batches."""
+        """Forget what has expired, `limit` rows at a time and at most `batches_max` times."""
         flow = reap(self._layer.stepped(), limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return run(flow, ThreadExecutor(self._database))
 
@@ -197,13 +197,13 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         return on_threads(on_a_thread(self._consuming(only), "consumers", waits=True), "once.consuming()")
 
     def pause_consumer(self, name: str, *, actor: str) -> bool:
-        """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        """Have a consumer pause, in all its processes; `actor` is in the audit. False: `name` is paused already."""
         from onefold._inbox.pausing import pause
 
         return run(pause(self._database.dialect, name, actor), ThreadExecutor(self._database))
 
     def resume_consumer(self, name: str, *, actor: str) -> bool:
-        """Have a consumer go on that was paused. False: it is not paused."""
+        """Have a consumer go on that was paused; `actor` is in the audit. False: `name` is not paused."""
         from onefold._inbox.pausing import resume
 
         return run(resume(self._database.dialect, name, actor), ThreadExecutor(self._database))
@@ -258,7 +258,7 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         leave_in(app, self)
 
     def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
-        """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        """Wrap an ASGI application without a framework; `routes`: `{"POST /payments": once.policy(required=True)}`."""
         from onefold._http.routes import routes_of
 
         return self._layer.around_asgi(app, routes_of(routes), self._database)
@@ -289,7 +289,7 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         dead_letter_on: tuple[type[Exception], ...] = (),
         delivery: Delivery | None = None,
     ) -> AsyncIterator[Transaction[Any] | None]:
-        """For messages received by other means: the transaction of this message, or None if this consumer has handled
+        """For messages received by other means: the transaction of `message_id`, or None if the consumer has handled
         it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
         the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
         again. After `lease_s` the block ends with a TimeoutError. An exception of `dead_letter_on` makes it a dead
@@ -314,8 +314,8 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         self, name: str, *, data: object = None, lease_s: float = 60.0, retention_s: float = WORK_RETENTION_S
     ) -> AsyncIterator[Steps]:
         """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
-        on where this one stood. `data` is what it is begun with, and must be the same then. Its end is remembered for
-        `retention_s`: a block that comes meanwhile gets the recorded answers."""
+        on where this one stood, as soon as its process was silent for `lease_s`. `data` is what it is begun with, and
+        must be the same then. Its end is remembered for `retention_s`: until then a block gets the recorded answers."""
         from onefold._steps.steps import on_loop
 
         self._check_outside("once.work()")
@@ -343,7 +343,7 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         return await run_async(flow, TaskExecutor(self._database))
 
     async def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
-        """Forget what has expired, in batches."""
+        """Forget what has expired, `limit` rows at a time and at most `batches_max` times."""
         flow = reap(self._layer.stepped(), limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return await run_async(flow, TaskExecutor(self._database))
 
@@ -373,13 +373,13 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         return on_tasks(as_task(self._consuming(only), "consumers", waits=True), "once.consuming()")
 
     async def pause_consumer(self, name: str, *, actor: str) -> bool:
-        """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        """Have a consumer pause, in all its processes; `actor` is in the audit. False: `name` is paused already."""
         from onefold._inbox.pausing import pause
 
         return await run_async(pause(self._database.dialect, name, actor), TaskExecutor(self._database))
 
     async def resume_consumer(self, name: str, *, actor: str) -> bool:
-        """Have a consumer go on that was paused. False: it is not paused."""
+        """Have a consumer go on that was paused; `actor` is in the audit. False: `name` is not paused."""
         from onefold._inbox.pausing import resume
 
         return await run_async(resume(self._database.dialect, name, actor), TaskExecutor(self._database))

@@ -47,8 +47,8 @@ class Described:
     _recurring: list[Recurring]
 
     def publishes(self, topic: str, payload: object = None, *, description: str = "") -> None:
-        """Say that this application publishes events on a topic, and of which type their data is: for `asyncapi`, and
-        for who reads the code. What is published is not held against it."""
+        """Say that this application publishes events on a topic, and of which type (`payload`) their data is: for
+        `asyncapi`, which has the `description`, too. What is published is not held against it."""
         from onefold._app.asyncapi_document import Published
         from onefold._worker.pydantic_payloads import PydanticPayload
 
@@ -60,7 +60,7 @@ class Described:
 
     def asyncapi(self, *, title: str | None = None, version: str = "1.0.0") -> dict[str, Any]:
         """An AsyncAPI 3 document: what the consumers receive, what `publishes` says, recurring events, and the schemas
-        of the data."""
+        of the data. `title` is the application's source unless it is given, `version` that of its interface."""
         from onefold._app.asyncapi_document import describe, sent
 
         named = title or self._outbox.source or type(self).__name__

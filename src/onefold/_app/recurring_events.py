@@ -33,7 +33,8 @@ class RecurringEvents:
         zone: str = "UTC",
     ) -> None:
         """Publish an event again and again, whenever a cron expression says so in the time zone: `cron="0 6 * * *"`. It
-        is done by the relays of this application, once per due time however many there are. `name` is its identity."""
+        is done by the relays of this application, once per due time however many there are. `name` is its identity;
+        `topic`, `data`, `key`, `headers` and `content_type` are those of `tx.publish`."""
         from onefold._worker.cron import recurring  # cron expressions are an extra
 
         if any(each.name == name for each in self._recurring):

@@ -35,8 +35,9 @@ class RouteMarks:
     ) -> Callable[[F], F]:  # fmt: skip
         """Mark a handler whose requests depend on the state of what they write, by If-Match and If-None-Match, or that
         reads it: its answers have an ETag. `etag` names the field with the version, or gets it from the row. A handler
-        that writes has the condition judged by `condition.lock(...)`. Its requests happen once, as those of
-        `idempotent`, whose settings it takes as well."""
+        that writes has the condition judged by `condition.lock(...)`. `condition_required`: a write without one is
+        428. `repeatable_delete`: a DELETE of what is gone is answered as the first. Its requests happen once, as those
+        of `idempotent`, whose settings it takes as well."""
         from onefold._http.conditional import Conditional
 
         rules = Conditional(etag=etag, required=condition_required, repeatable_delete=repeatable_delete)

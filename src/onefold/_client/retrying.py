@@ -161,19 +161,19 @@ class Retrying:
 
     @named_arguments("Retrying.attempts")
     def attempts(self, to: str, *, on: On) -> AttemptLoop:
-        """Repeat a block: `for attempt in retrying.attempts("ledger", on=OSError): with attempt: ...`, or
-        `async for`."""
+        """Repeat a block that calls `to`: `for attempt in retrying.attempts("ledger", on=OSError): with attempt: ...`;
+        or `async for`."""
         return AttemptLoop(self._calls(to, on))
 
     @named_arguments("Retrying.tenacity")
     def tenacity(self, to: str, *, on: On) -> dict[str, Any]:
-        """For code that keeps tenacity: `@tenacity.retry(**retrying.tenacity("ledger", on=OSError))`."""
+        """For code that calls `to` and keeps tenacity: `@tenacity.retry(**retrying.tenacity("ledger", on=OSError))`."""
         return tenacity_settings(self._calls(to, on))
 
     @named_arguments("Retrying.stamina")
     def stamina(self, to: str, *, on: On) -> StaminaHook:
-        """For code that keeps stamina: `hook = retrying.stamina("ledger", on=OSError)`, then `@stamina.retry(on=hook)`
-        above `@hook.watch`."""
+        """For code that calls `to` and keeps stamina: `hook = retrying.stamina("ledger", on=OSError)`, then
+        `@stamina.retry(on=hook)` above `@hook.watch`."""
         return StaminaHook(self._calls(to, on))
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ def _retrying_by(recipe: _Recipe) -> Retrying:
 
 @named_arguments("onefold.retrying")
 def retrying(inner: A, policy: RetryPolicy | None = None, **settings: Unpack[RetryingSettings]) -> A:
-    """What sends, made to retry: see `Retrying.around`. The settings are those of Retrying.
+    """What sends (`inner`), made to retry by the policy: see `Retrying.around`. The settings are those of Retrying.
 
     `client = onefold.retrying(httpx.Client())`, or `httpx.Client(transport=onefold.retrying(httpx.HTTPTransport()))`
     """

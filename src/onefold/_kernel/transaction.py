@@ -156,11 +156,11 @@ class Transaction(Generic[H]):
         content_type: str | None = None,
         not_before: datetime | None = None,
     ) -> EventId:
-        """Publish an event if and only if this transaction commits; its id.
+        """Publish an event to a topic if and only if this transaction commits; its id.
 
         Events with the same key are numbered without gaps and arrive in their order. The data is written as JSON;
-        bytes need a `content_type`. With `not_before` the event leaves later. With AsyncOnefold it may be awaited;
-        there is nothing to wait for.
+        bytes need a `content_type`. `headers` travel with it. With `not_before` the event leaves later. With
+        AsyncOnefold it may be awaited; there is nothing to wait for.
         """
         self._check()
         event_id = self._pending.events.add(
@@ -204,9 +204,9 @@ class Transaction(Generic[H]):
     ) -> Any:
         """Insert a row unless one with its business key is there: `order, created = await tx.insert_once(...)`.
 
-        The table is its name, a Table or a mapped class of SQLAlchemy. `on`: the columns of the key, which have a
-        unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or these
-        columns, must be the same where it is there, else RowDiffers; "tell": that is told as an outcome.
+        The table is its name, a Table or a mapped class of SQLAlchemy; `values`: the row. `on`: the columns of the key,
+        which have a unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or
+        these columns, must be the same where it is there, else RowDiffers; "tell": that is told as an outcome.
         """
         natural, into = self._natural_writes(), self._table(table)
         make = natural.insert_once(into, values, on=on, compare=compare, among=among)
@@ -235,7 +235,7 @@ class Transaction(Generic[H]):
         expected_version: int | None = None,
         also: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Move one row from a state it may come from (one, or a list of them) to another; what happened, or why not.
+        """Move one row of a table from a state in `come_from` (one, or a list) to another; what happened, or why not.
 
         `version` names a column that counts the moves; with `expected_version` the row is moved only where it has that
         one. `also`: values for other columns, written with the move and only then.
@@ -260,8 +260,8 @@ class Transaction(Generic[H]):
         compare: bool | str | Sequence[str] = True,
     ) -> EnteredSoon[Any]:
         """Insert an entry once, and add to a balance if this call has inserted it: what `balance = balance + 100` needs
-        to be retried. `add`: numbers by column of the row `where` in the table `balance`. Another payload under the
-        same id is RowDiffers."""
+        to be retried. `values`: the entry, and `on` its id. `add`: numbers by column of the row `where` in the table
+        `balance`. Another payload under the same id is RowDiffers, unless `compare` says otherwise."""
         natural, entries = self._natural_writes(), self._table(table)
         balances = None if balance is None else self._table(balance)
         make = natural.ledger_entry(
@@ -273,8 +273,8 @@ class Transaction(Generic[H]):
 
     @named_arguments("tx.lock_row")
     def lock_row(self, table: Any, *, where: Mapping[str, Any]) -> Any:
-        """The row as it is now, locked until COMMIT or ROLLBACK; with AsyncOnefold to be awaited. None: there is none,
-        and until then no other transaction that asks for it in this way gets an answer."""
+        """The row of `table` that `where` names, as it is now, locked until COMMIT or ROLLBACK; with AsyncOnefold to be
+        awaited. None: there is none, and until then no other transaction that asks for it this way gets an answer."""
         natural, found = self._natural_writes(), self._table(table)
         number = self._all_savepoints().take_number()
         make = natural.lock_row(found, where=where, dialect=self._executor.dialect, part=number)
