@@ -111,9 +111,8 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
     ) -> Iterator[Transaction[Any] | None]:
         """For messages received by other means: the transaction of `message_id`, or None if the consumer has handled
         it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
-        the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
-        again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of `delivery`, and is
-        raised; when the message comes again, it is None."""
+        the block. It is remembered for `retention_s`: at least as long as it can come again. An exception of
+        `dead_letter_on` makes it a dead letter, with `delivery`'s data and headers; when it comes again, it is None."""
         self._check_outside("once.handling()")
         self._ledger.check(consumer, retention_s)
         executor = ThreadExecutor(self._database)
@@ -291,9 +290,9 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
     ) -> AsyncIterator[Transaction[Any] | None]:
         """For messages received by other means: the transaction of `message_id`, or None if the consumer has handled
         it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
-        the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
-        again. After `lease_s` the block ends with a TimeoutError. An exception of `dead_letter_on` makes it a dead
-        letter, with the data and headers of `delivery`, and is raised; when it comes again, it is None."""
+        the block, which ends after `lease_s`, with a TimeoutError. It is remembered for `retention_s`: at least as long
+        as it can come again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of
+        `delivery`, and is raised; when it comes again, it is None."""
         self._check_outside("once.handling()")
         self._ledger.check(consumer, retention_s)
         executor = TaskExecutor(self._database)
