@@ -28,6 +28,10 @@ SHORT_BYTES_MAX: Final = 10**_SHORT_DIGITS
 #: type of its problem is not known.
 UNSIZED_BYTES_MAX: Final = 65_536
 
+#: A problem with more arrays and objects is not looked into. A parser that goes down to where the stack ends may meet
+#: the garbage collector there, and what that frees could not run its own end: a connection would be left open.
+_BRACKETS_MAX: Final = 200
+
 #: Answers that come for as long as there is something to say: they are handed on while they arrive.
 _STREAMS: Final = (
     "text/event-stream", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-seq",
@@ -201,9 +205,12 @@ def _is_problem(content_type: str | None) -> bool:
 
 def _members(body: bytes | None) -> dict[str, Any]:
     """Those of a problem document; none where it cannot be read."""
+    body = body or b""
+    if body.count(b"[") + body.count(b"{") > _BRACKETS_MAX:
+        return {}
     try:
-        found = json.loads(body or b"")
-    except (ValueError, RecursionError):
+        found = json.loads(body)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -12,6 +12,7 @@ import pytest
 
 import onefold
 from onefold import Retrying, RetryPolicy
+from onefold._client import outgoing_request
 from onefold._client.journal.queries import counts
 from onefold._client.outgoing_request import UNSIZED_BYTES_MAX
 from onefold._kernel.executors import ThreadExecutor
@@ -149,3 +150,12 @@ async def test_a_problem_that_cannot_be_read_is_an_answer_like_any_other(
     assert reply.status == 409
     assert reply.report is not None
     assert reply.report.attempts == 1
+
+
+def test_no_problem_leads_its_reader_to_the_end_of_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an object that the garbage collector frees there cannot run its own end, and leaves a socket open."""
+    read: list[int] = []
+    monkeypatch.setattr(json, "loads", lambda body: read.append(len(body)))
+    for depth in (150, 250, 100_000):
+        outgoing_request._members(b"[" * depth)
+    assert read == [150]
