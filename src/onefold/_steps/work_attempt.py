@@ -81,7 +81,10 @@ class Work:
         claim = await self.works.claim(self.ask, self.unless)
         match claim:
             case Busy():
-                raise WorkInProgress(f"{self.what} is being done elsewhere")
+                raise WorkInProgress(
+                    f"{self.what} is being done elsewhere, and nothing was run. If the process that had it has died or "
+                    f"was interrupted, it is free again within {self.ask.lease_s:g} s"
+                )
             case Differs():
                 raise WorkMismatch(f"{self.what} was begun with other data: another work needs another name")
             case WaitsForPerson(reason):
