@@ -11,9 +11,13 @@ from onefold._policy.retry import RetryAfter
 
 _log = logging.getLogger("onefold.client")
 
+#: A host that fails now and then is not told of with each failure: it works again when none failed for so long.
+CALM_S = 10.0
 
-def log_retry(host: HostHealth, failure: str, decision: RetryAfter) -> None:
+
+def log_retry(host: HostHealth, failure: str, decision: RetryAfter, now: float) -> None:
     """An attempt failed and another follows. Logged for the first of a run of troubled calls."""
+    host.failed_at = now
     if not host.troubled:
         host.troubled = True
         _log.warning(
@@ -24,12 +28,14 @@ def log_retry(host: HostHealth, failure: str, decision: RetryAfter) -> None:
 
 def log_breaker(host: HostHealth, now: float) -> State | None:
     """The breaker's state, if it is another one than before; that is logged."""
+    level = logging.WARNING if host.is_closed else logging.INFO  # where probes failed, it was told already
     state = host.take_state_change(now)
     match state:
         case "open":
             host.troubled = True
-            _log.warning(
-                "%s: nearly all calls fail; its breaker is open, calls are refused for a while", host.name,
+            host.failed_at = now
+            _log.log(
+                level, "%s: nearly all calls fail; its breaker is open, calls are refused for a while", host.name,
                 extra=log_extra("client.breaker_open"),
             )  # fmt: skip
         case "half-open":
@@ -52,9 +58,10 @@ def log_layers(host: HostHealth) -> None:
         )
 
 
-def log_success(host: HostHealth) -> None:
+def log_success(host: HostHealth, now: float) -> None:
     """A call succeeded at its first attempt after others had to be retried or refused."""
-    if not host.is_closed:  # a probe: what the breaker makes of it is still to be told
+    # While it is not closed, this was a probe: what the breaker makes of it is still to be told.
+    if not host.is_closed or now - host.failed_at < CALM_S:
         return
     host.troubled = False
     _log.info("%s: calls succeed at once again", host.name, extra=log_extra("client.recovered"))

@@ -141,7 +141,7 @@ class HttpCall(RetryLoop):
             self._tell_attempt(now, status, None, succeeded=True)
             if self._host.troubled:
                 self._tell_breaker(now)
-                log_success(self._host)
+                log_success(self._host, now)
             self._tell_end(None, succeeded=True)
         response.onefold_report = self._known()  # as `attach` does, without asking whether it can be done
         return True
@@ -224,7 +224,7 @@ class HttpCall(RetryLoop):
         if self.intent is not None and status not in _ELSEWHERE:
             await self._note(self._intent_note(self.intent, status, given_up))
         if given_up is None and status < 500:
-            self._log_success()
+            self._log_success(now)
         attach(LayerReport(self._report(given_up, now), now), ended)
         self._tell_end(given_up, succeeded=status < 400)
 

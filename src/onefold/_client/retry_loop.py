@@ -105,7 +105,7 @@ class RetryLoop:
             self._report_error(ended.error, stop, now)
             return
         if outcome is SUCCESS:
-            self._log_success()
+            self._log_success(now)
             self._tell_end(None, succeeded=True)
         else:
             self._tell_end(stop, succeeded=False)
@@ -137,7 +137,8 @@ class RetryLoop:
 
     async def _repeat(self, ended: Any) -> Any:
         while True:
-            decision = await self._decide(ended, await Now())
+            now = await Now()
+            decision = await self._decide(ended, now)
             if decision is None:
                 return ended
             if isinstance(ended, Raised):
@@ -145,7 +146,7 @@ class RetryLoop:
             else:
                 await self._drop(ended)
                 failure = self._failure(ended)
-            log_retry(self._host, failure, decision)
+            log_retry(self._host, failure, decision, now)
             if self._listener is not None:
                 planned = (self._attempts.made, decision.wait_s, decision.throttled)
                 tell(self._listener, RetryPlanned(self._host.name, self._method, *planned))
@@ -203,9 +204,9 @@ class RetryLoop:
         attach_to_error(self._report(stop, now)(), error, now)
         self._tell_end(stop, succeeded=False)
 
-    def _log_success(self) -> None:
+    def _log_success(self, now: float) -> None:
         if self._attempts.made == 1 and self._host.troubled:
-            log_success(self._host)
+            log_success(self._host, now)
 
     def _tell_attempt(self, now: float, status: int | None, error: str | None, *, succeeded: bool) -> None:
         made, elapsed_s = self._attempts.made, now - self._began

@@ -28,7 +28,7 @@ from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Sit
 class HostHealth:
     """What is known of one host: what its successes have earned, and whether it fails nearly always."""
 
-    __slots__ = ("_told", "breaker", "budget", "draw", "layered", "limiter", "name", "policy", "troubled")
+    __slots__ = ("_told", "breaker", "budget", "draw", "failed_at", "layered", "limiter", "name", "policy", "troubled")
 
     def __init__(self, policy: RetryPolicy, draw: Draw, name: str = "") -> None:
         self.policy = policy
@@ -39,8 +39,9 @@ class HostHealth:
         limits = policy.in_flight_config()
         self.limiter = None if limits is None else Limiter(Gradient2(), limits)
         self._told: State = "closed"
-        #: Whether calls were retried or refused since one last succeeded at once.
+        #: Whether calls were retried or refused lately, and when one was last.
         self.troubled = False
+        self.failed_at = 0.0
         #: Whether it was said that what is called retries by itself.
         self.layered = False
 

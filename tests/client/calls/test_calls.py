@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from onefold import Retrying, RetryPolicy, deadline
+from onefold._client import host_log
 from onefold.clients import BreakerConfig, Reason, report_of
 from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError, StoreUnavailable
 from onefold.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
@@ -266,8 +267,9 @@ async def test_so_is_an_error_that_no_attempt_follows(way: Ways, heard: list[Eve
 
 
 async def test_what_has_to_be_tried_again_is_logged_once_and_once_more_when_it_succeeds_at_once(
-    way: Ways, caplog: pytest.LogCaptureFixture
+    way: Ways, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(host_log, "CALM_S", 0.0)
     caplog.set_level(logging.INFO, "onefold")
     call = way.around(Retrying(LAVISH), Script(OSError("gone"), 1, OSError("gone"), 2, 3, 4), OSError)
     for _ in range(4):
