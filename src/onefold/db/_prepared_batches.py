@@ -38,7 +38,7 @@ class Preparer:
         self.mark = token_hex(4)
         #: By their texts; None: it cannot be prepared.
         self._known: dict[tuple[str | None, str], _Prepared | None] = {}
-        self._plans: Plans[_Plan] = Plans()
+        self._plans: Plans[_PreparedPlan] = Plans()
 
     def query(
         self, items: Sequence[BatchItem], prepared: set[str], schema: str | None = None
@@ -84,7 +84,7 @@ class Preparer:
                     texts.append(BOUNDARIES[item])
         text = script(texts)
         if not new and shape is not None:
-            self._plans.keep(shape, _Plan(frozenset(names), text, places_of_values(items)))
+            self._plans.keep(shape, _PreparedPlan(frozenset(names), text, places_of_values(items)))
         return text % literals(values), new
 
     def _name(self, sql: str, schema: str | None) -> _Prepared | None:
@@ -94,7 +94,7 @@ class Preparer:
         return it
 
 
-class _Plan(NamedTuple):
+class _PreparedPlan(NamedTuple):
     """Batches of one shape, in a session that has all their statements. The text has `%s` for values."""
 
     names: frozenset[str]
