@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 
 from onefold.errors import ProgrammerError
@@ -27,11 +28,16 @@ _PLAIN_TEXT: Final = re.compile(r"[\w .,/@-]{0,200}")
 _NAME: Final = re.compile(r"[^\W\d](?:[\w -]*\w)?")
 
 
+@lru_cache(maxsize=1024)
+def _is_plain(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and len(name.encode(errors="replace")) <= NAME_BYTES_MAX
+
+
 def check_name(name: object, what: str) -> str:
     """The name, if it is one of a table, a schema or a column."""
     if not isinstance(name, str):
         raise ProgrammerError(f"{what} {name!r:.80} must be a text: the name as it is in the database")
-    if not _NAME.fullmatch(name) or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
+    if not _is_plain(name):
         raise ProgrammerError(
             f"{what} {name!r:.80} is not a name that is written into a statement: letters, digits, underscores, blanks "
             f"and hyphens inside, {NAME_BYTES_MAX} bytes at most. Names come from the code, never from a request"
