@@ -27,7 +27,7 @@ from tests.support.patience import PATIENCE_S
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 #: Pages of docs/ whose steps build on each other. The programs of all others stand for themselves.
-WALKED = ("tutorial.md", "multi-tenant.md", "alembic.md", "production.md")
+WALKED = ("tutorial.md", "multi-tenant.md", "alembic.md", "production.md", "drivers.md")
 
 #: What a reader does once, and the tests have done already.
 _DONE = ("pip ", "mkdir ", "cd ", "python3 -m venv ")

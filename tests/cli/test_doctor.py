@@ -223,6 +223,22 @@ def test_a_broker_that_would_lose_messages_or_is_away_is_named(shop: Shop, valke
     assert (refused["level"], "is refused" in refused["said"], "allkeys-lru" in refused["said"]) == ("bad", True, True)
 
 
+def test_a_ledger_that_forgets_before_the_broker_does_is_named(shop: Shop) -> None:
+    """NATS may deliver again for as long as its stream keeps: here it is the one that the target's broker says."""
+    (shop.folder / "forgets.py").write_text(
+        "from onefold import AsyncOnefold, Message\n"
+        "from onefold.brokers.local import LocalBroker\n"
+        "class Patient(LocalBroker):\n"
+        "    redelivery_s = 30 * 86400.0\n"
+        "once = AsyncOnefold('shop.db', broker=lambda: Patient(once._database))\n"
+        "@once.consumer('ship', topic='order.placed')\n"
+        "async def ship(message: Message) -> None: ...\n"
+    )
+    answer = shop.onefold("doctor", "forgets:once", "--json")
+    [finding] = [each for each in json.loads(answer.stdout)["findings"] if each["what"] == "Broker"]
+    assert (finding["level"], "retention_s" in finding["said"]) == ("bad", True), finding
+
+
 def test_the_pool_of_a_process_is_held_against_the_server(shop: Shop, postgres_dsn: str) -> None:
     once = Onefold(postgres_dsn)
     once.migrate()

@@ -73,6 +73,8 @@ async def check_broker(once: BaseOnefold[Any], within_s: float = BROKER_S) -> He
     shown = broker_name(once._broker)
 
     async def look(_: object, broker: Broker) -> str:
+        for consumer in once._consumers:
+            consumer.check_redelivery(broker.redelivery_s)  # a ledger that forgets before the broker does
         return type(broker).__name__
 
     if once._broker is None and once._database.dialect != "sqlite":
