@@ -151,11 +151,10 @@ class RetryPolicy:
         outcome = situation.outcome
         if not may_differ(outcome, self.statuses):
             return Stop(Reason.FINAL)
-        if not repeatable(situation):
-            return Stop(Reason.NO_KEY)
-
         asked_s = outcome.retry_after_s
         asked_at = None if asked_s is None else now + asked_s
+        if not repeatable(situation):
+            return Stop(Reason.NO_KEY, asked_at)
         if situation.attempt >= self.attempts_max:
             return Stop(Reason.ATTEMPTS, asked_at)
         if asked_s is not None and asked_s > self.retry_after_max_s:
