@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Any
 
 import aiohttp
@@ -95,14 +94,15 @@ async def test_other_clients_take_the_key_of_a_step_as_one_argument(address: str
             async with aiohttp.ClientSession(middlewares=[onefold.Retrying(POLICY).middleware]) as client:
                 return (await client.post(server.url)).status
 
-        def by_requests(key: str) -> int:
-            return requests.post(server.url, headers={"Idempotency-Key": key}, timeout=60).status_code
+        async def by_requests(*, key: str) -> int:
+            headers = {"Idempotency-Key": key}
+            return (await asyncio.to_thread(requests.post, server.url, headers=headers, timeout=60)).status_code
 
         async with once.work("ride:1") as work:
             await work.call("httpx", by_httpx, key=work.derive("httpx"))
             await work.call("aiohttp", by_aiohttp, key=work.derive("aiohttp"))
             await work.call("middleware", by_middleware)
-            await work.call("requests", functools.partial(asyncio.to_thread, by_requests), work.derive("requests"))
+            await work.call("requests", by_requests, key=work.derive("requests"))
             steps = ("httpx", "aiohttp", "middleware", "requests")
             assert [each.headers["idempotency-key"] for each in server.requests] == [
                 work.derive(name) for name in steps
