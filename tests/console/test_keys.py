@@ -59,6 +59,14 @@ class Shop:
             await steps.call("charge", self._charge)
             return "done"
 
+        inner, innermost = FastAPI(), FastAPI()
+
+        @innermost.post("/orders/{number}/refunds", status_code=201)
+        @once.idempotent()
+        async def refund(number: str, tx: Tx[Any]) -> None: ...
+
+        inner.mount("/shop", innermost)
+        app.mount("/v1", inner)
         once.install(app)
         app.mount("/console", console(once, view_token=VIEW, act_token=ACT))
         self.app = app
@@ -113,6 +121,23 @@ async def find(visitor: Visitor, route: str, key: str = "k", principal: str = "s
 
 
 # What became of it
+
+
+@pytest.mark.parametrize(
+    "route",
+    ["POST /v1/shop/orders/{number}/refunds", "POST /v1/shop/orders/{}/refunds", "POST /v1/shop/orders/7/refunds", ""],
+)
+async def test_a_key_below_mounts_is_found_by_the_whole_path(shop: Shop, route: str) -> None:
+    assert (await shop.post("/v1/shop/orders/7/refunds", "k")).status_code == 201
+    operator = await shop.operator()
+    assert "Done: answered 201" in text_of(await find(operator, route))
+
+
+async def test_a_path_without_its_mount_is_said_to_be_no_route(shop: Shop) -> None:
+    await shop.post("/v1/shop/orders/7/refunds", "k")
+    text = text_of(await find(await shop.operator(), "POST /orders/7/refunds"))
+    assert "no route with keys that fits" in text
+    assert "Below a mount, the route begins with the mount." in text
 
 
 @pytest.mark.parametrize("route", ["POST /orders/{number}", "POST /orders/{}", "POST /orders/{anything}"])
