@@ -5,6 +5,7 @@ There is no Docker here: what its lines say is done without it. `make soak` inst
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -56,6 +58,21 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     [key, program] = verify(tmp_path, {"payments-relay.service": planted})
     assert "RestartSecs" in key
     assert "onefolds" in program
+
+
+def test_the_manifests_are_whole() -> None:
+    """Kubernetes itself is not asked: they are YAML, labels and named ports fit, and a pod has the time to stop."""
+    [text] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    load_all: Any = importlib.import_module("yaml").safe_load_all
+    job, relay = load_all(text)
+    assert (job["kind"], relay["kind"]) == ("Job", "Deployment")
+    pod = relay["spec"]["template"]
+    assert relay["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    [container] = pod["spec"]["containers"]
+    ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+    assert ports[container["livenessProbe"]["httpGet"]["port"]] in container["command"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] > 30
+    assert all(isinstance(word, str) for word in container["command"])
 
 
 def test_the_lines_of_the_dockerfile_are_those_that_are_tried_here() -> None:
