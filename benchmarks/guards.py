@@ -33,7 +33,7 @@ from benchmarks.load import BODY, HOST
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 from benchmarks.wire import counting_proxy
 from onefold._observe.recorder import HELD_MAX
-from onefold.db._threaded import ConnectionThread
+from onefold.db._connection_thread import ConnectionThread
 from onefold.testing.servers import PrivatePostgres
 
 Unit = Literal[

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
+from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -26,6 +27,7 @@ def _url(place: str, driver: str) -> str:
 
 FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
     "asyncpg": lambda place: AsyncOnefold(place, source=SOURCE, broker="local"),
+    "psycopg": lambda place: AsyncOnefold(AsyncConnectionPool(place, open=False), source=SOURCE, broker="local"),
     "async engine, asyncpg": lambda place: AsyncOnefold(
         create_async_engine(_url(place, "asyncpg")), source=SOURCE, broker="local"
     ),
@@ -43,7 +45,16 @@ FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
 
 
 async def made(name: str, place: str) -> AnyOnefold:
-    return FACES[name](place)
+    once = FACES[name](place)
+    if (pool := _pool(once)) is not None:
+        await pool.open(wait=True)
+    return once
+
+
+def _pool(once: AnyOnefold) -> AsyncConnectionPool[Any] | None:
+    """psycopg's for asyncio, where it is the application's."""
+    pool = getattr(once._database, "_pool", None)
+    return pool if isinstance(pool, AsyncConnectionPool) else None
 
 
 async def closed(once: AnyOnefold) -> None:
@@ -51,6 +62,8 @@ async def closed(once: AnyOnefold) -> None:
         await once.close()
     else:
         await asyncio.to_thread(once.close)
+    if (pool := _pool(once)) is not None:
+        await pool.close()
     engine = getattr(once._database, "_engine", None)
     if engine is not None and (disposed := engine.dispose()) is not None:
         await disposed

@@ -4,8 +4,10 @@ in its pool that commits in another way than it did."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
@@ -25,23 +27,37 @@ def url(request: pytest.FixtureRequest, postgres_dsn: str) -> str:
     return f"postgresql+{request.param}://{postgres_dsn.partition('://')[2]}"
 
 
+class Interruption:
+    """Of the statement that is executed next, once it is armed."""
+
+    armed = False
+
+    def strike(self) -> None:
+        if self.armed:
+            self.armed = False
+            raise OutOfTime
+
+
 @pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1)
+def interruption() -> Interruption:
+    return Interruption()
+
+
+@pytest.fixture
+def engine(url: str, interruption: Interruption) -> Iterator[Engine]:
+    base: Any = import_module("psycopg2.extensions").cursor if "psycopg2" in url else psycopg.Cursor
+
+    def execute(cursor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = base.execute(cursor, *args, **kwargs)
+        interruption.strike()
+        return result
+
+    connect_args = {"cursor_factory": type("InterruptedCursor", (base,), {"execute": execute})}
+    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1, connect_args=connect_args)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE thing (id int)"))
     yield engine
     engine.dispose()
-
-
-def interrupt(engine: Engine, number: int) -> None:
-    """From here on, the statement of this number is the one that is interrupted."""
-    statements = iter(range(1, 1000))
-
-    @event.listens_for(engine, "after_cursor_execute")
-    def after(*_: Any) -> None:
-        if next(statements) == number:
-            raise OutOfTime
 
 
 def count_after_a_rollback(engine: Engine) -> object:
@@ -58,16 +74,21 @@ def commits_each(engine: Engine) -> object:
         return driver.autocommit
 
 
-def test_interrupted_while_it_is_taken_a_connection_is_not_left_to_commit_each_statement(engine: Engine) -> None:
-    interrupt(engine, 1)
+def test_interrupted_while_it_is_taken_a_connection_is_not_left_to_commit_each_statement(
+    engine: Engine, interruption: Interruption
+) -> None:
+    database = SqlalchemyDatabase(engine)
+    interruption.armed = True
     with pytest.raises(OutOfTime):
-        SqlalchemyDatabase(engine).acquire()
+        database.acquire()
     assert count_after_a_rollback(engine) == 0
 
 
-def test_interrupted_in_a_statement_a_connection_does_not_go_back_as_one_that_commits_each(engine: Engine) -> None:
+def test_interrupted_in_a_statement_a_connection_does_not_go_back_as_one_that_commits_each(
+    engine: Engine, interruption: Interruption
+) -> None:
     connection = SqlalchemyDatabase(engine).acquire()
-    interrupt(engine, 1)
+    interruption.armed = True
     with pytest.raises(OutOfTime):
         connection.fetch(LOOK)
     connection.release()

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
-from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database, Queryable
+from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Publish, Row, Statement
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database, Queryable
 from onefold._kernel.runners import run, run_async
 from onefold.errors import ProgrammerError, StoreError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onefold._kernel.messages import Confirm, Message
 
 H = TypeVar("H")
+T = TypeVar("T")
 
 _NO_BROKER = "the executor has no broker: flows that publish run on a BrokerExecutor"
 
@@ -33,6 +34,12 @@ _NO_QUERIES = (
     "the driver {} cannot do this: tx.insert_once, tx.transition and tx.ledger_entry need its connections to have the "
     "verb `query` (onefold._kernel.ports.Queryable)"
 )
+
+
+class RunWhole(Protocol):
+    """A database's way to run a flow in one go."""
+
+    def __call__(self, flow: Flow[T], /) -> Coroutine[Any, Any, T]: ...
 
 
 class Inside(Protocol):
@@ -275,6 +282,65 @@ class BrokerExecutor(TaskExecutor[H]):
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
         return await self._broker.publish(messages)
+
+
+class _FlowParts:
+    """A flow in the parts that lie between what it publishes, each of them a flow of database effects."""
+
+    __slots__ = ("_answer", "_flow", "_resume", "result")
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        self._flow = flow
+        self._resume: Callable[[Any], Any] = flow.send
+        self._answer: Any = None
+        #: Once it has ended.
+        self.result: Any = None
+
+    async def go_on(self) -> Publish | None:
+        """Up to what it publishes next. None: to its end."""
+        while True:
+            try:
+                effect = self._resume(self._answer)
+            except StopIteration as end:
+                self.result = end.value
+                return None
+            if isinstance(effect, Publish):
+                return effect
+            try:
+                self.resume_with(await effect)
+            except Exception as error:
+                self.fail_with(error)
+            except BaseException:  # it is closed where it stands
+                self._flow.close()
+                raise
+
+    def resume_with(self, answer: Any) -> None:
+        self._resume, self._answer = self._flow.send, answer
+
+    def fail_with(self, error: Exception) -> None:
+        self._resume, self._answer = self._flow.throw, error
+
+
+async def run_on(database: AsyncDatabase[Any], flow: Flow[T], broker: AsyncExecutor | None = None) -> T:
+    """Run a flow that needs nothing but a database and, if it publishes, an executor that leads to the broker. A
+    database may run all up to the next Publish in one go (`run_whole`), where each effect by itself would be a hop to a
+    thread and back, or a greenlet. No connection may be held while it publishes."""
+    run_whole: RunWhole | None = getattr(database, "run_whole", None)
+    if run_whole is None:
+        return await run_async(flow, broker or TaskExecutor(database))
+    parts = _FlowParts(flow)
+    while (publish := await run_whole(parts.go_on())) is not None:
+        try:
+            if broker is None:
+                raise ProgrammerError(_NO_BROKER)
+            parts.resume_with(await broker.publish(publish.argument))
+        except Exception as error:
+            parts.fail_with(error)
+        except BaseException:
+            flow.close()
+            raise
+    result: T = parts.result
+    return result
 
 
 def _queryable(connection: Any) -> Queryable:

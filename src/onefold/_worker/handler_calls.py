@@ -31,7 +31,7 @@ from onefold._inbox.handler_transaction import HandlerTookTooLong
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.messages import Message
 from onefold._worker.cancellation import may_go_on
-from onefold.db._threaded import ConnectionThread
+from onefold.db._connection_thread import ConnectionThread
 from onefold.errors import OnefoldError
 
 _log = logging.getLogger("onefold.consumer")

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
+from onefold._kernel.executors import run_on
 from onefold._kernel.ids import new_id
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.message_trace import system_of
 from onefold._kernel.ports import AsyncDatabase, Broker
-from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.relay_events import (
     BucketsHeld,
@@ -347,7 +347,8 @@ class Relay:
         return session
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, RelayExecutor(self._database, self._broker, self._broker_watch))
+        executor = RelayExecutor(self._database, self._broker, self._broker_watch)
+        return await run_on(self._database, flow, executor)
 
     async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease runs out; tell it the first time."""

@@ -21,13 +21,12 @@ from uuid import uuid4
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
-from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, run_on
 from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.wakeup_signals import ACTION, OUTBOX_CHANNEL, News
-from onefold.db._threaded import ThreadedDatabase
 from onefold.errors import OnefoldError
 
 #: NOTIFY is sent at most once in this time.
@@ -104,7 +103,7 @@ class Notifier(_NotifySender):
         while self._due:
             self._due = False
             try:
-                await run_async(with_connection(self._tell), TaskExecutor(self._database))
+                await run_on(self._database, with_connection(self._tell))
             except Exception as error:
                 _note_failure(error)
             await asyncio.sleep(NOTIFY_EVERY_S)
@@ -174,6 +173,8 @@ async def listening(
     if database.dialect != "postgres":
         yield
         return
+    from onefold.db._threaded import ThreadedDatabase  # applications without workers do not need it
+
     ear = _Ear(channel, sender, hear, News() if news is None else news)
     if isinstance(database, ThreadedDatabase):
         stop = threading.Event()

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from onefold._kernel.effects import BatchItem, HandlerStatement, NamedRows, Row, Statement
-from onefold._kernel.executors import runs_a_loop
+from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.ports import Connection, Database, Queryable
+from onefold._kernel.runners import run, run_async
 from onefold._kernel.timeouts import within
+from onefold.db._connection_thread import ConnectionThread
 from onefold.db._left_running import PAUSE_S, is_end, still_used_error
 from onefold.errors import ProgrammerError
 
@@ -41,98 +40,6 @@ _ROOM_S = 1.0
 
 #: How rarely a statement that does not end (SQLite has called a function of the application's) is interrupted again.
 _PAUSE_S_MAX = 1.0
-
-
-class ConnectionThread:
-    """One thread that does what it is handed, in order.
-
-    A ThreadPoolExecutor would do, at twice the price of a hop: it makes a future with a lock and a condition for every
-    errand, and chains it to one of the loop's.
-    """
-
-    __slots__ = ("_begun", "_errands", "_name", "_started", "done")
-
-    def __init__(self, name: str = "onefold") -> None:
-        self._name = name
-        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._started = False
-        #: How many functions it was given and, counted over there, how many it is through with.
-        self._begun = 0
-        self.done = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """It has nothing to do, and so touches nothing."""
-        return self._begun == self.done
-
-    def hand(self, errand: Callable[[], None]) -> None:
-        """To be done, whether or not a task waits for it. It must not raise."""
-        if not self._started:
-            self._started = True
-            # A daemon: what it has not committed when the process ends rolls back, as after a crash.
-            threading.Thread(target=_work, args=(self._errands,), name=self._name, daemon=True).start()
-        self._errands.put(errand)
-
-    def run(self, function: Callable[[], T], *, on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """What the function answers, to be awaited. `on_abandoned` gets it instead, on a thread, when no task waits
-        any more: the wait was cancelled, or its loop is closed."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        self._begun += 1
-        self.hand(partial(_tell, self, loop, answer, function, on_abandoned))
-        return answer
-
-    def end(self) -> None:
-        self._errands.put(None)
-
-    def __del__(self) -> None:
-        """A database that was let go without being closed leaves no thread behind: that knows only its errands."""
-        self.end()
-
-
-def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (errand := errands.get()) is not None:
-        errand()
-        del errand  # it holds a connection: let go of it before the next one comes, which may take long
-
-
-def _tell(
-    thread: ConnectionThread,
-    loop: asyncio.AbstractEventLoop,
-    answer: asyncio.Future[T],
-    function: Callable[[], T],
-    on_abandoned: Callable[[T], None] | None,
-) -> None:
-    """Call the function here, and have the loop told what came of it."""
-    try:
-        try:
-            result = function()
-        finally:
-            thread.done += 1
-    except BaseException as error:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_raise, answer, error)
-    else:
-        try:
-            loop.call_soon_threadsafe(_answer, answer, result, on_abandoned)
-        except RuntimeError:
-            if on_abandoned is not None:
-                on_abandoned(result)
-    finally:
-        # The error's traceback holds this frame, and the answer holds the error: do not close the circle.
-        del answer, function
-
-
-def _answer(answer: asyncio.Future[T], result: T, on_abandoned: Callable[[T], None] | None) -> None:
-    if not answer.cancelled():
-        answer.set_result(result)
-    elif on_abandoned is not None:  # not on its own thread: that has ended, or serves another request by now
-        threading.Thread(target=on_abandoned, args=(result,), name="onefold-unheard", daemon=True).start()
-
-
-def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:
-    if not answer.cancelled():
-        answer.set_exception(error)
 
 
 def call_until_done(interrupt: Callable[[], bool], *, after_s: float = 0.0) -> None:
@@ -228,6 +135,23 @@ class ThreadedDatabase(Generic[H, A]):
             thread.end()
             raise
         return ThreadedConnection(self, connection, thread, partial(self._give_back_thread, executors, leave, thread))
+
+    async def run_whole(self, flow: Flow[T]) -> T:
+        """Run a flow on a thread, from its Acquire to its Release, and so with one hop. Cancelled, it goes on to its
+        end there, as each of its statements would."""
+        if self.release_at_rest is not None:  # what can be done without a hop is done on the loop, effect by effect
+            return await run_async(flow, TaskExecutor(self))
+        executors = self._executors.here()
+        thread = executors.idle.popleft() if executors.idle else ConnectionThread()
+        done = thread.run(partial(run, flow, ThreadExecutor(self.database)))
+        done.add_done_callback(partial(self._keep_thread, executors, thread))
+        return await asyncio.shield(done)
+
+    def _keep_thread(self, executors: _Threads, thread: ConnectionThread, done: asyncio.Future[Any]) -> None:
+        if done.exception() is None:  # which is seen now, also where no task waits for it any more
+            self._give_back_thread(executors, _nothing, thread)
+        else:
+            thread.end()
 
     async def close(self) -> None:
         self._closed = True

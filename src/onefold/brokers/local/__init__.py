@@ -19,10 +19,9 @@ from uuid import uuid4
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
-from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.executors import run_on
 from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_apart, received, write
 from onefold._kernel.ports import AsyncDatabase, SubscriptionSeen
-from onefold._kernel.runners import run_async
 from onefold._kernel.topics import is_pattern, matches
 from onefold._kernel.wakeup_signals import News
 from onefold.brokers.local._sql import STATEMENTS
@@ -173,8 +172,11 @@ class LocalBroker:
         return {topic for (topic,) in await Fetch(self._sql.topics())}
 
     async def _write(self, *statements: Statement) -> None:
+        # On Postgres one statement is a transaction by itself: BEGIN and COMMIT may be round trips of their own.
+        alone = len(statements) == 1 and not self._sql.opens
+
         async def work() -> None:
-            await Batch((Boundary.BEGIN_LIGHT, *statements, Boundary.COMMIT))
+            await Batch(statements if alone else (Boundary.BEGIN_LIGHT, *statements, Boundary.COMMIT))
 
         await self._run(work)
 
@@ -196,7 +198,7 @@ class LocalBroker:
         give_up_at = time.monotonic() + BUSY_S_MAX
         while True:
             try:
-                return await run_async(with_connection(work), TaskExecutor(self._database))
+                return await run_on(self._database, with_connection(work))
             except StoreError as error:
                 # A lock that another holds (on SQLite there is only one) is not an outage: it is worth waiting for.
                 if not isinstance(error, StoreBusy) or time.monotonic() >= give_up_at:

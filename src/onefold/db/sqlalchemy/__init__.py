@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from onefold._kernel.extras import missing_extra
@@ -22,8 +23,11 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "sqlalchemy") from None
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.util import greenlet_spawn
 
-from onefold._kernel.effects import BatchItem, HandlerStatement, NamedRows, Row, Statement
+from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
+from onefold._kernel.executors import ThreadExecutor
+from onefold._kernel.runners import run
 from onefold.db._left_running import PAUSE_S, TIMES, is_end
 from onefold.db._postgres_session import FIND_TABLES, Place
 from onefold.db._shielded import Shielded
@@ -39,6 +43,8 @@ from onefold.db.sqlite._version import check_version
 from onefold.errors import ConfigurationError
 
 __all__ = ["AsyncSqlalchemyDatabase", "SqlalchemyDatabase", "tx_of"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("onefold.database")
 
@@ -95,6 +101,7 @@ class AsyncSqlalchemyDatabase:
         self._pool = PoolOfLoop(engine.sync_engine)
         watch(engine.sync_engine)
         self._errands = Shielded()
+        self._in_greenlet = _InGreenlet(engine.sync_engine, self.dialect, self._place)
 
     def sessions(self, factory: Factory | None) -> SqlalchemySessions:
         """The application's sessions, by its factory where it gave one."""
@@ -117,11 +124,35 @@ class AsyncSqlalchemyDatabase:
         except (exc.SQLAlchemyError, OSError) as error:
             raise connect_error(error) from error
 
+    async def run_whole(self, flow: Flow[T]) -> T:
+        """Run a flow in one greenlet, from its Acquire to its Release. Effect by effect each would have one of its own,
+        and taking and giving back a task each. Cancelled, it goes on to its end."""
+        self._pool.check()
+        return await self._errands.run(greenlet_spawn(run, flow, ThreadExecutor(self._in_greenlet)))
+
     async def close(self) -> None:
         """The engine is the application's; what is still on its way back to it is waited for."""
         self._pool.check()  # a later dispose() cannot close what another loop has left
         await self._errands.finish(_RETURNS_S_MAX)
         _rest(self._engine.sync_engine)
+
+
+class _InGreenlet:
+    """The engine, for flows that run in a greenlet."""
+
+    def __init__(self, engine: Engine, dialect: str, place: Place) -> None:
+        self.dialect = dialect
+        self._engine = engine
+        self._place = place
+
+    def acquire(self) -> SqlalchemyConnection:
+        try:
+            return _prepare(self._engine.connect(), self._place)
+        except (exc.SQLAlchemyError, OSError) as error:
+            raise connect_error(error) from error
+
+    def close(self) -> None:
+        """The engine is the application's."""
 
 
 class AsyncSqlalchemyConnection:

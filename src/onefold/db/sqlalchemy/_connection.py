@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
+from sqlalchemy import Connection, CursorResult, RootTransaction, TextClause, exc, text
 
 from onefold._kernel.effects import WHOLE, BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold._kernel.handler_errors import is_serialization_failure
@@ -76,10 +76,11 @@ class SqlalchemyConnection:
         with self._turn():
             self._check()
             self._begin_alone()
-            result = self._connection.execute(
-                _text(qualify_tables(statement.sql, self.schema)), _name_values(statement)
-            )
-            rows = [tuple(row) for row in result]
+            if self._is_ours_alone:
+                with self._sending(statement) as cursor:
+                    rows = [tuple(row) for row in cursor.fetchall()]
+            else:
+                rows = [tuple(row) for row in self._ask(statement)]
             self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
             return rows
 
@@ -168,8 +169,39 @@ class SqlalchemyConnection:
             raise TransactionEnded(ENDED)
 
     def _execute(self, statement: Statement) -> int:
-        result = self._connection.execute(_text(qualify_tables(statement.sql, self.schema)), _name_values(statement))
+        if self._is_ours_alone:
+            with self._sending(statement) as cursor:
+                return max(int(cursor.rowcount), 0)
+        result = self._ask(statement)
         return len(result.fetchall()) if result.returns_rows else max(result.rowcount, 0)
+
+    def _ask(self, statement: Statement) -> CursorResult[Any]:
+        return self._connection.execute(_text(qualify_tables(statement.sql, self.schema)), _name_values(statement))
+
+    @property
+    def _is_ours_alone(self) -> bool:
+        """Whether no handler has had the connection, and what is sent now is committed by us."""
+        return not self.handed and (self._alone or self._begun is not None)
+
+    @contextmanager
+    def _sending(self, statement: Statement) -> Iterator[Any]:
+        """The driver's cursor after the statement. What SQLAlchemy does for each statement of its own costs several
+        times as much as the driver's, and a worker's statements are many and small."""
+        cursor = self._connection.connection.cursor()
+        try:
+            sql = qualify_tables(statement.sql, self.schema)
+            cursor.execute(*_in_driver_words(statement, self._connection.dialect.paramstyle, sql))
+            yield cursor
+        except self._connection.dialect.loaded_dbapi.Error as error:
+            self._find_lost(error)
+            raise
+        finally:
+            cursor.close()
+
+    def _find_lost(self, error: Any) -> None:
+        """A connection that is lost is shown to SQLAlchemy, which replaces those that its pool had opened before."""
+        if self._connection.dialect.is_disconnect(error, self._connection.connection.dbapi_connection, None):
+            self._connection.exec_driver_sql("SELECT 1")
 
     def _cross(self, item: Boundary | Nested) -> int:
         match item:
@@ -250,17 +282,31 @@ def _text(sql: str) -> TextClause:
     return text(_PLACEHOLDER.sub(r"(:p\1)", _COLON.sub(r"\\:", sql)))
 
 
-def _in_driver_words(statement: HandlerStatement, paramstyle: str) -> tuple[str, Any]:
+def _in_driver_words(
+    statement: HandlerStatement | Statement, paramstyle: str, sql: str | None = None
+) -> tuple[str, Any]:
     """The statement, and its values, for a driver with placeholders of this kind."""
+    words, places = _placed(statement.sql if sql is None else sql, paramstyle)
     match paramstyle:
         case "pyformat":
-            return _PLACEHOLDER.sub(r"%(p\1)s", statement.sql.replace("%", "%%")), _name_values(statement)
+            return words, _name_values(statement)
         case "format":
-            places = [int(number) - 1 for number in _PLACEHOLDER.findall(statement.sql)]
-            values = tuple(statement.values[place] for place in places)
-            return _PLACEHOLDER.sub("%s", statement.sql.replace("%", "%%")), values
+            return words, tuple(statement.values[place] for place in places)
         case _:  # by number: ?1 of SQLite, $1 of asyncpg
-            return statement.sql, statement.values
+            return words, statement.values
+
+
+@lru_cache(maxsize=1000)
+def _placed(sql: str, paramstyle: str) -> tuple[str, tuple[int, ...]]:
+    """The text with placeholders of this kind, and which value each of them stands for."""
+    places = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
+    match paramstyle:
+        case "pyformat":
+            return _PLACEHOLDER.sub(r"%(p\1)s", sql.replace("%", "%%")), places
+        case "format":
+            return _PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
+        case _:
+            return sql, places
 
 
 def _name_values(statement: Statement | HandlerStatement) -> dict[str, object]:

@@ -92,6 +92,10 @@ class OverSqlite(SqlalchemyConnection):
                 raise error_for(error) from error
             self._writing = True
 
+    @property
+    def _is_ours_alone(self) -> bool:
+        return False  # `before_statement` takes the lock, and notes each cursor
+
     def _as_ourselves(self, items: Sequence[BatchItem]) -> Sequence[BatchItem]:
         return items  # there are no roles
 

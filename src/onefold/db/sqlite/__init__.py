@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from onefold._kernel.effects import HandlerStatement, NamedRows
 from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.savepoints import UNDO_S_MAX
-from onefold.db._threaded import ConnectionThread, ThreadedDatabase, call_until_done
+from onefold.db._connection_thread import ConnectionThread
+from onefold.db._threaded import ThreadedDatabase, call_until_done
 from onefold.db.sqlite._connection import SqliteConnection, query_handle
 from onefold.db.sqlite._errors import error_for
 from onefold.db.sqlite._file import Shared, SqliteFile, make_private
