@@ -28,7 +28,7 @@ from onefold._kernel.messages import Message as Sent
 from onefold._kernel.runners import run_async
 from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, News
 from onefold._kernel.wakeup_signals import OUTBOX_CHANNEL as CHANNEL
-from onefold._worker import relay_loop, wakeup
+from onefold._worker import wakeup
 from onefold._worker.relay_loop import Relay
 from onefold._worker.wakeup import listening
 from onefold._worker.worker_settings import RelaySettings
@@ -215,14 +215,6 @@ async def test_a_thread_that_listens_hears_at_once(
     await teller.close()
     assert await asyncio.to_thread(heard.wait, PATIENCE_S)
     connected.close()
-
-
-@pytest.fixture
-def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits is woken, or waits for ever."""
-    monkeypatch.setattr(relay_loop, "POLL_S_MIN", SELDOM["poll_s_max"])
-    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_HEARD_S"):
-        monkeypatch.setattr(local, name, NEVER_S)
 
 
 class Desk:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -65,9 +65,6 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         opened = sync_database(database)
         self._notifier = ThreadNotifier(opened)
         return opened
-
-    def _wakes(self) -> tuple[Callable[[], None], ...]:
-        return (self._notifier.notify,) if self._database.dialect == "postgres" else ()
 
     def install(self, app: Any) -> None:
         """Put the idempotency layer around a FastAPI, Starlette or Flask application."""
@@ -247,9 +244,6 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         opened = async_database(database)
         self._notifier = Notifier(opened)
         return opened
-
-    def _wakes(self) -> tuple[Callable[[], None], ...]:
-        return (self._notifier.notify,) if self._database.dialect == "postgres" else ()
 
     def install(self, app: Any) -> None:
         """Put the idempotency layer around a FastAPI or Starlette application."""

@@ -31,10 +31,11 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
 from onefold._kernel.tracing import tracer_of
 from onefold._kernel.typos import refuse_unknown
-from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, News
+from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, OUTBOX_CHANNEL, News
 from onefold._natural import natural_writes
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
+from onefold._worker.doorbell import doorbell_of
 from onefold._worker.ledger_reaper import LedgerReaper
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import ConsumerSettings, RelaySettings, select_consumers
@@ -81,7 +82,14 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
 
     def _wakes(self) -> tuple[Callable[[], None], ...]:
         """What is called after events were committed, besides a relay in this process. Other relays poll."""
-        return ()
+        if self._database.dialect == "postgres":
+            return (self._notifier.notify,)
+        return self._rings(OUTBOX_CHANNEL)
+
+    def _rings(self, channel: str) -> tuple[Callable[[], None], ...]:
+        """What wakes those who listen to a channel of the same SQLite file, in other processes."""
+        doorbell, notifier = doorbell_of(self._database, channel), self._notifier
+        return () if doorbell is None else (lambda: doorbell.ring(notifier.sender),)
 
     @named_arguments(hints={"database": _DATABASES})
     def __init__(
@@ -369,6 +377,8 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             await run_async(retry_topics(database.dialect, topics), TaskExecutor(database))
 
         self._news.sender = self._notifier.sender
+        for ring in self._rings(DELIVERY_CHANNEL):
+            self._news.tell_others = ring
         return broker_of(given, database, retry_awaited, self._news)
 
 

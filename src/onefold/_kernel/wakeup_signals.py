@@ -4,6 +4,7 @@ looks by itself from time to time."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -90,5 +91,11 @@ class News(Signals):
         self.ears: set[object] = set()
         #: Whose NOTIFY need not be heard by those who listen here.
         self.sender = ""
+        #: Tells those who wait for these news in other processes, where their database does not.
+        self.tell_others: Callable[[], object] = _nothing
         #: Set when an operator did something, in whichever process.
         self.actions = Signals()
+
+
+def _nothing() -> None:
+    """There is no other way to tell them, or no need."""

@@ -3,7 +3,7 @@
 In one process a `Signal` does. Between processes on Postgres, writers send NOTIFY after commits, from a transaction of
 its own and at most once in a few milliseconds: a NOTIFY inside the business transaction makes commits queue up.
 `listening` is the other end: on a connection of its own, with asyncpg or psycopg, by themselves or under SQLAlchemy, or
-with psycopg2; a synchronous driver waits on a thread.
+with psycopg2; a synchronous driver waits on a thread. On SQLite processes have a doorbell (`doorbell.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.wakeup_signals import ACTION, OUTBOX_CHANNEL, News
+from onefold._worker.doorbell import doorbell_of
 from onefold.errors import OnefoldError
 
 #: NOTIFY is sent at most once in this time.
@@ -170,6 +171,10 @@ async def listening(
 ) -> AsyncIterator[None]:
     """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
     `sender`. It is called from any thread. `news` is told while it works."""
+    if (doorbell := doorbell_of(database, channel)) is not None:
+        with doorbell.listening(hear, sender):
+            yield
+        return
     if database.dialect != "postgres":
         yield
         return

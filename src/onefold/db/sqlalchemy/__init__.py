@@ -66,6 +66,8 @@ class SqlalchemyDatabase:
                 f"the engine's driver {engine.dialect.driver} works on asyncio; pass the AsyncEngine to AsyncOnefold"
             )
         self.dialect = _dialect(engine)
+        #: Of an SQLite database.
+        self.path = _file(engine)
         self._engine = engine
         self._place = Place()
         self._pool = PoolOfProcess(engine)
@@ -96,6 +98,8 @@ class AsyncSqlalchemyDatabase:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)
+        #: Of an SQLite database.
+        self.path = _file(engine.sync_engine)
         self._engine = engine
         self._place = Place()
         self._pool = PoolOfLoop(engine.sync_engine)
