@@ -1,4 +1,4 @@
-"""The faces and drivers that `wakeups` measures, and a relay or a consumer of one of them as a process of its own."""
+"""The apps and drivers that `wakeups` measures, and a relay or a consumer of one of them as a process of its own."""
 
 from __future__ import annotations
 
@@ -43,9 +43,15 @@ FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
     ),
 }
 
+#: Over a file. Processes are woken by a doorbell on Linux.
+SQLITE_FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
+    "SQLite": lambda place: AsyncOnefold(place, source=SOURCE, broker="local"),
+    "threads, SQLite": lambda place: Onefold(place, source=SOURCE, broker="local"),
+}
+
 
 async def made(name: str, place: str) -> AnyOnefold:
-    once = FACES[name](place)
+    once = (FACES | SQLITE_FACES)[name](place)
     if (pool := _pool(once)) is not None:
         await pool.open(wait=True)
     return once

@@ -1,9 +1,10 @@
-"""From COMMIT to a handler over `local` on Postgres, for each face and driver; and what an idle consumer costs.
+"""From COMMIT to a handler over `local`, for each app and driver; and what an idle consumer costs Postgres.
 
 `one process` writes, relays and consumes; in `three` the relay and the consumer are processes of their own that are
-woken by NOTIFY. Single events with random pauses, so that they do not fall into step with a poll. The clock starts when
-the block of `once.transaction()` has ended, and stops in the handler; between processes it is the machine's own. Idle
-is counted in the transactions that Postgres counts, with a consumer at work that has nothing to do.
+woken by NOTIFY, and on SQLite by a datagram. Single events with random pauses, so that they do not fall into step with
+a poll. The clock starts when the block of `once.transaction()` has ended, and stops in the handler; between processes
+it is the machine's own. Idle is counted in the transactions that Postgres counts, with a consumer at work that has
+nothing to do.
 """
 
 from __future__ import annotations
@@ -17,13 +18,28 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import asyncpg
 
 from benchmarks.messages.comparison import Grounds, Outcome, Timed, timed_outcome
 from benchmarks.messages.places import TOPIC, fresh_place
-from benchmarks.messages.wakeup_process import FACES, AnyOnefold, Handler, closed, made, publish, working
+from benchmarks.messages.wakeup_process import (
+    FACES,
+    SQLITE_FACES,
+    AnyOnefold,
+    Handler,
+    closed,
+    made,
+    publish,
+    working,
+)
+from onefold import Onefold
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Fetch, Row, Statement
+from onefold._kernel.executors import run_on
+from onefold.db._drivers import async_database
 
 IN_ONE_MS: Final = 10.0
 IN_THREE_MS: Final = 20.0
@@ -39,16 +55,20 @@ _chance: Final = random.Random(4711)
 
 async def measure(grounds: Grounds) -> list[Outcome]:
     timed = []
-    for name in FACES:
-        one, three = [], []
+    for name in FACES | SQLITE_FACES:
+        one: list[tuple[float, ...]] = []
+        three: list[tuple[float, ...]] = []
         for number in range(grounds.effort.rounds):
             grounds.say(f"round {number + 1} of {grounds.effort.rounds}: {name}")
-            one.append(await _in_one(await fresh_place(grounds), name, grounds.effort.events))
-            three.append(await _in_three(await fresh_place(grounds), name, grounds.effort.events))
-        timed.append(Timed(name=f"{name}, one process", rounds=tuple(one), ceiling_ms=IN_ONE_MS))
-        timed.append(Timed(name=f"{name}, three processes", rounds=tuple(three), ceiling_ms=IN_THREE_MS))
+            with TemporaryDirectory() as folder:
+                for rounds, measure_in in ((one, _in_one), (three, _in_three)):
+                    place = await fresh_place(grounds) if name in FACES else _fresh_file(f"{folder}/{len(one)}.db")
+                    rounds.append(await measure_in(place, name, grounds.effort.events))
+        limits = (None, None) if name in SQLITE_FACES else (IN_ONE_MS, IN_THREE_MS)
+        timed.append(Timed(name=f"{name}, one process", rounds=tuple(one), ceiling_ms=limits[0]))
+        timed.append(Timed(name=f"{name}, three processes", rounds=tuple(three), ceiling_ms=limits[1]))
     grounds.say("an idle consumer")
-    return [timed_outcome("From COMMIT to the handler, `local` on Postgres", timed), await _idle(grounds)]
+    return [timed_outcome("From COMMIT to the handler, over `local`", timed), await _idle(grounds)]
 
 
 async def _in_one(place: str, name: str, events: int) -> tuple[float, ...]:
@@ -107,17 +127,25 @@ async def _process(role: str, name: str, place: str) -> AsyncIterator[asyncio.su
         await process.wait()
 
 
+def _fresh_file(path: str) -> str:
+    Onefold(path).close()  # with its tables
+    return path
+
+
 @asynccontextmanager
 async def _subscribed(place: str) -> AsyncIterator[None]:
-    connection = await asyncpg.connect(place)
-    try:
-        for _ in range(1500):
-            if await connection.fetchval("SELECT count(*) FROM onefold_subscription"):
-                break
-            await asyncio.sleep(0.02)
-    finally:
-        await connection.close()
+    """From when a consumer has subscribed."""
+    database = async_database(place)
+    for _ in range(1500):
+        if await run_on(database, with_connection(_subscriptions)):
+            break
+        await asyncio.sleep(0.02)
+    await database.close()
     yield
+
+
+async def _subscriptions() -> list[Row]:
+    return await Fetch(Statement("SELECT consumer FROM onefold_subscription"))
 
 
 async def _idle(grounds: Grounds) -> Outcome:
