@@ -208,7 +208,7 @@ class Pairs:
         return name
 
 
-class Fields:
+class TypedFields:
     """A dataclass or a TypedDict: named fields, each with a type. They are looked at when they are first needed, so
     that a class may refer to itself."""
 

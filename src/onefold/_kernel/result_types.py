@@ -38,7 +38,6 @@ from onefold._kernel.result_codecs import (
     PLAIN,
     Choice,
     Codec,
-    Fields,
     Items,
     Model,
     OneOf,
@@ -47,6 +46,7 @@ from onefold._kernel.result_codecs import (
     Places,
     Scalar,
     Text,
+    TypedFields,
 )
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -123,14 +123,14 @@ def _of_class(kind: type) -> Codec | None:
     return None
 
 
-def _fields(kind: type, names: Sequence[str], needed: Iterable[str]) -> Fields:
+def _fields(kind: type, names: Sequence[str], needed: Iterable[str]) -> TypedFields:
     def look_up() -> tuple[dict[str, Codec], frozenset[str]]:
         hints = _hints(kind)
         codecs = {name: codec_of(_unqualify(hints[name])) for name in names}
         # A TypedDict does not see its own NotRequired where annotations are kept as text.
         return codecs, frozenset(name for name in needed if get_origin(hints[name]) is not NotRequired)
 
-    return Fields(kind, names, look_up)
+    return TypedFields(kind, names, look_up)
 
 
 def _hints(kind: type) -> dict[str, Any]:
