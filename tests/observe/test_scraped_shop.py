@@ -22,6 +22,7 @@ from examples.shop.processes import Processes, free_url
 from examples.shop.settings import API_KEY
 from onefold import AsyncOnefold
 from onefold.telemetry import (
+    AuthenticationFailed,
     BreakerMoved,
     BucketsHeld,
     CallEnded,
@@ -70,6 +71,7 @@ WRONG = (
     FailedMessagesMeasured("billing", waiting=0, parked=1, dead=1),
     ConsumerPaused("billing", "an operator"),
     BreakerMoved("ledger", "open"),
+    AuthenticationFailed("POST /a"),
     Claimed("POST /a", "unavailable"),
     Claimed("POST /a", "mismatch"),
     Released("POST /a", "500"),
