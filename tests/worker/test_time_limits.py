@@ -251,6 +251,32 @@ async def test_a_handler_that_hangs_is_cut_off_and_holds_neither_its_slot_nor_a_
     assert "took longer than timeout_s=0.2" in failed_message.reason
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_hook_that_hangs_is_cut_off_and_does_not_hold_its_slot(
+    backend: Backend, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        await backend.write(tx, given.id)
+        (tx.after_rollback if fails else tx.after_commit)(hang)
+        if fails:
+            raise RuntimeError("as you wish")
+
+    names = [f"m{number}" for number in range(3)]
+    broker = MemoryBroker()
+    broker.put(*map(message, names))
+    consumer = backend.consumer(handler, concurrency=1, attempts=1, timeout_s=0.1)
+    async with running(consuming(backend, broker, consumer)):
+        await until(lambda: broker.idle)
+    assert await backend.effects() == ([] if fails else names)
+    assert sorted(await backend.failed_messages()) == (names if fails else [])
+    told = [record.getMessage() for record in caplog.records if "a hook after" in record.getMessage()]
+    assert len(told) == 3
+    assert all("hang" in text for text in told)
+
+
 async def test_without_a_time_limit_of_its_own_a_handler_has_its_lease(backend: Backend) -> None:
     async def handler(given: Message) -> None:
         await asyncio.Event().wait()

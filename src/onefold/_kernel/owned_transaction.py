@@ -38,7 +38,7 @@ _log = logging.getLogger("onefold.transaction")
 class OwnedTransaction(Transaction[H]):
     """A transaction with its beginning and its end."""
 
-    __slots__ = ("development", "kept", "name", "settled")
+    __slots__ = ("development", "kept", "limit_hook", "name", "settled")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class OwnedTransaction(Transaction[H]):
         self.settled = False
         #: Whether its user is told of what it seems to have forgotten.
         self.development = development
+        #: Puts a time limit around a hook, where a hook that hangs would hold up others.
+        self.limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None
 
     @property
     def executor(self) -> ThreadExecutor[H] | TaskExecutor[H]:
@@ -144,7 +146,7 @@ class OwnedTransaction(Transaction[H]):
         """What is to be called next, now that it has ended like this. It is forgotten: nothing is called twice."""
         due = Due.BOTH if kept is None else Due.COMMIT if kept else Due.ROLLBACK
         if (hook := self._pending.take_hook(due)) is not None:
-            return hook
+            return hook if self.limit_hook is None else self.limit_hook(hook)
         return functools.partial(self.joined.pop().after_end, kept) if self.joined else None
 
     def is_open_for(self, outbox: Callable[[], Outgoing]) -> bool:

@@ -84,7 +84,7 @@ class ConsumerWorker:
             steps=steps,
             tracer=tracer_of(listener),
         )
-        self._runner = FlowRunner(database, transaction)
+        self._runner = FlowRunner(database, transaction, self._calls.limit_hook)
         self._listener = listener
         self._partitions = Partitions(consumer.concurrency)
         #: Everything received and not yet settled, by identity: deliveries are not hashable.

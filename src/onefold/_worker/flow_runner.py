@@ -23,9 +23,15 @@ BUSY_MAX: Final = 10
 class FlowRunner:
     """Performs flows; what is cancelled elsewhere is an error like any other."""
 
-    def __init__(self, database: AsyncDatabase[Any], transaction: MakeTransaction) -> None:
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        transaction: MakeTransaction,
+        limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]],
+    ) -> None:
         self._database = database
         self._transaction = transaction
+        self._limit_hook = limit_hook
 
     async def run(self, flow: Flow[T]) -> T:
         return await resist(run_async(flow, TaskExecutor(self._database)))
@@ -33,7 +39,9 @@ class FlowRunner:
     async def handle(self, flow: Callable[[OwnedTransaction[Any]], Flow[T]]) -> T:
         """A flow that calls a handler, in a transaction."""
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
-        return await resist(run_async(flow(self._transaction(executor)), executor))
+        tx = self._transaction(executor)
+        tx.limit_hook = self._limit_hook
+        return await resist(run_async(flow(tx), executor))
 
     async def insist(self, flow: Callable[[OwnedTransaction[Any]], Flow[T]]) -> T:
         """`handle`, again while the database is locked. A lock that others hold (on SQLite there is only one) is worth

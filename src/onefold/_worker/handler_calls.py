@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from typing import Any
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handler_transaction import HandlerTookTooLong
-from onefold._kernel.executors import runs_a_loop
+from onefold._kernel.executors import name_of, runs_a_loop
 from onefold._kernel.messages import Message
 from onefold._worker.cancellation import may_go_on
 from onefold.db._connection_thread import ConnectionThread
@@ -82,6 +83,17 @@ class HandlerCalls:
             if not runs_a_loop():  # the loop is gone, and this coroutine is being thrown away
                 raise
             raise self._abort_error(error) from error
+
+    def limit_hook(self, hook: Callable[[], Any]) -> Callable[[], Any]:
+        """The hook with the time limit of the handler, whose slot it holds."""
+
+        async def call() -> Any:
+            async with asyncio.timeout(self._consumer.limit_s or self._consumer.lease_s):
+                result = hook()
+                return await result if inspect.isawaitable(result) else result
+
+        call.__qualname__ = name_of(hook)
+        return call
 
     def overdue(self) -> dict[str, float]:
         """For each message whose handler should have ended by now: for how many seconds it has been running."""
