@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onefold._caches.redis_cache import RedisAnswers
@@ -33,6 +33,9 @@ SECRET = b"s" * 32
 KEY = entry_key(SECRET, b"orders")
 NOW_MS = 1_800_000_000_000
 
+#: A busy machine is slow to make them up.
+FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 RECORDS = st.builds(
     Record,
     digest=st.binary(min_size=16, max_size=16),
@@ -46,7 +49,7 @@ RECORDS = st.builds(
 )
 
 
-@settings(max_examples=20)
+@FEW
 @given(RECORDS, st.integers(0, 59_999))
 def test_an_entry_opens_as_the_record_it_was_written_from(record: Record, age_ms: int) -> None:
     entry = write_entry(record, KEY, NOW_MS, 60_000)
@@ -54,7 +57,7 @@ def test_an_entry_opens_as_the_record_it_was_written_from(record: Record, age_ms
     assert read_entry(entry, record.digest, KEY, NOW_MS - SKEW_MS) == record
 
 
-@settings(max_examples=20)
+@FEW
 @given(RECORDS, st.data())
 def test_an_entry_that_differs_in_a_bit_does_not_open(record: Record, data: st.DataObject) -> None:
     entry = bytearray(write_entry(record, KEY, NOW_MS, 60_000))
@@ -63,7 +66,7 @@ def test_an_entry_that_differs_in_a_bit_does_not_open(record: Record, data: st.D
     assert read_entry(bytes(entry[: data.draw(st.integers(0, len(entry)))]), record.digest, KEY, NOW_MS) is None
 
 
-@settings(max_examples=20)
+@FEW
 @given(RECORDS)
 def test_an_entry_opens_for_no_other_key_database_secret_or_time(record: Record) -> None:
     entry = write_entry(record, KEY, NOW_MS, 60_000)
