@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -63,10 +63,15 @@ async def changed(s: Saga, o: dict[str, Any]) -> Any:
     return paid
 
 
+def with_session(step: Callable[[dict[str, Any]], object]) -> Callable[[object, dict[str, Any]], object]:
+    """As `s.tx` calls it."""
+    return lambda session, o: step(o)
+
+
 @saga("transacting", undo_retry=RETRY, undo_pause=QUICK)
 async def transacting(s: Saga, o: dict[str, Any]) -> None:
     await s.step("reserve", reserve, o, undo=release, retry=RETRY)
-    await s.tx("charge", charge, o, undo=refund)
+    await s.tx("charge", with_session(charge), o, undo=with_session(refund))
 
 
 @slow_on_temporal
