@@ -102,6 +102,26 @@ def test_control_the_starters_tests_find_a_handler_that_is_not_protected(tmp_pat
     assert ran.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("broker", "found"),
+    [
+        # Nothing was executed on tx; and where an event was published by it, the row is there twice after a crash.
+        ("none", "without using its transaction"),
+        ("local", "crash before COMMIT: the effect happened 2 times"),
+    ],
+)
+def test_control_the_starters_tests_find_a_row_that_is_written_past_tx(tmp_path: Path, broker: str, found: str) -> None:
+    onefold("init", "-f", "flask", "-b", broker, cwd=tmp_path)
+    app = tmp_path / "app.py"
+    text, handler = app.read_text(), "row = tx.connection.execute("
+    assert handler in text
+    own = 'row = __import__("sqlite3").connect(os.environ["ONEFOLD_DATABASE"], isolation_level=None).execute('
+    app.write_text(text.replace(handler, own))
+    ran = run_tests(tmp_path, "-k", "however")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert found in ran.stdout + ran.stderr
+
+
 def test_the_tests_of_a_starter_need_no_client_that_starlette_calls_deprecated(tmp_path: Path) -> None:
     """With httpx alone Starlette's TestClient warns; what the starter asks for is enough, and httpx is not needed."""
     onefold("init", cwd=tmp_path)
