@@ -76,6 +76,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
 
 def test_what_became_of_a_key_is_told_by_principal_route_and_key_and_by_its_id(shop: Shop) -> None:
     by_key = shop.show("order-7", *ORDER)
+    assert shop.show("order-7", "--principal", "acme", "--route", "post /orders/{number}") == by_key
     assert by_key["state"] == "Done: answered 201"
     assert (by_key["operation"], by_key["status"]) == ("POST /orders/{}", 201)
     assert by_key["retry_gets"].startswith("The stored answer, 201, marked Idempotent-Replayed: true.")
@@ -103,8 +104,8 @@ def test_the_application_knows_the_routes_below_mounts_too_and_when_an_answer_wa
     for words in ((), ("--route", "POST /v1/refunds")):
         assert shop.show("refund-1", "--principal", "acme", *words, app=True)["status"] == 201
     assert shop.show("refund-1", "--principal", "acme", "--route", "POST /v1/refunds")["status"] == 201
-    unknown = shop.show("refund-1", "--principal", "acme", "--route", "POST /refunds", app=True)
-    assert "no route with keys that fits" in unknown["what"]
+    unknown = shop.keys("show", "refund-1", "--principal", "acme", "--route", "POST /refunds", app=True)
+    assert "no route with keys that fits" in unknown.stdout
     assert "none of 2 routes" in one_line(shop.keys("show", "order-7", "--principal", "another", app=True))
 
 
@@ -126,7 +127,7 @@ def test_an_erased_answer_is_forgotten_with_a_reason_and_the_request_runs_again(
     ("words", "said"),
     [
         (("order-7", "--principal", "acme"), "Give the route"),
-        (("order-7", "--route", "POST /orders/{number}"), "The principal is what the application calls the caller"),
+        (("order-7", "--route", "POST /orders/{number}"), "what the application calls the caller"),
         (("order-7", "--principal", "acme", "--route", "orders"), "The route is a method and a path"),
         (("a,b", *ORDER), "This is not an Idempotency-Key"),
     ],
@@ -135,3 +136,22 @@ def test_what_names_no_key_is_told(tmp_path: Path, words: tuple[str, ...], said:
     shop = Shop(tmp_path)
     with shop.client:
         assert said in one_line(shop.keys("show", *words))
+
+
+def test_the_size_of_a_body_is_the_one_that_its_client_had(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    with shop.client:
+        headers = {"Idempotency-Key": '"order-7"', "x-account": "acme"}
+        sent = shop.client.post("/orders/7", headers=headers)
+    assert shop.show("order-7", *ORDER)["body_bytes"] == len(sent.content)
+    asyncio.run(shop.once.close())
+
+
+def test_a_key_under_which_nothing_is_stored_is_told_and_ends_with_1(shop: Shop) -> None:
+    for words in (("--principal", "acmee", *ORDER[2:]), (*ORDER[:2], "--route", "POST /orderz/{number}")):
+        ended = shop.keys("show", "order-7", *words, app=True)
+        assert ended.returncode == 1
+        assert "Nothing is stored" in ended.stdout
+    unnamed = shop.keys("show", "order-7", app=True)
+    assert unnamed.returncode == 1
+    assert "--principal" in unnamed.stderr

@@ -281,7 +281,7 @@ async def test_stored_answers_are_listed_page_by_page(shop: Shop) -> None:
     [
         ({"route": "orders"}, "The route is a method and a path"),
         ({"route": "GET /orders"}, "The route is a method and a path"),
-        ({"principal": " "}, "The principal is what the application calls the caller"),
+        ({"principal": " "}, "what the application calls the caller"),
         ({"key": "a,b"}, "This is not an Idempotency-Key"),
         ({"key": "kéy\u202e"}, "This is not an Idempotency-Key"),
     ],

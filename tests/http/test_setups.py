@@ -389,6 +389,10 @@ def test_a_wrong_setting_is_a_clear_error_where_it_is_written(
             {"pricipal": onefold.single_principal},
             r"'pricipal' is not a setting of \w*Onefold; did you mean 'principal'",
         ),
+        (
+            {"retention_s": 5},
+            r"'retention_s' is not a setting of \w*Onefold; it is one of routes: defaults=\{'retention_s': ",
+        ),
         ({"nonsense": 1}, r"'nonsense' is not a setting of \w*Onefold; there are activity, authorize, broker"),
         ({"broker": "nat://x"}, r"broker 'nat://x' is unknown.*nats://"),
         ({"broker": "https://shop.test"}, r"webhooks are signed"),

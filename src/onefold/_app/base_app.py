@@ -17,7 +17,7 @@ from onefold._app.work_blocks import WorkBlocks
 from onefold._http.guarded_request import current_request
 from onefold._http.install import Layer
 from onefold._http.reaper import EVERY_S
-from onefold._http.route_policy import Authorize, Principal, Settings
+from onefold._http.route_policy import SETTINGS_OF_ROUTES, Authorize, Principal, Settings
 from onefold._idempotency.encryption import Sealer
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.current_transaction import handling
@@ -157,7 +157,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         """Refuse what can only be a mistake, where it is written."""
         known = inspect.signature(BaseOnefold).parameters.values()
         names = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-        refuse_unknown(unknown, names, type(self).__name__)
+        refuse_unknown(unknown, names, type(self).__name__, SETTINGS_OF_ROUTES)
         check_broker(broker)
         if not are_listeners(listener):
             raise ConfigurationError(f"listener={listener!r} must be a function of one event, a list of them, or None")

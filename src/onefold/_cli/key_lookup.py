@@ -30,7 +30,9 @@ NAME = typer.Argument(
     "keys list` shows.",
     show_default=False,
 )
-PRINCIPAL = typer.Option("--principal", help="Whose key it is: what the application calls the caller.")
+PRINCIPAL = typer.Option(
+    "--principal", help="Whose key it is: what the application calls the caller ('single' with single_principal)."
+)
 ROUTE = typer.Option("--route", help="As in 'POST /orders/{id}'. With --app each route is tried where it is not given.")
 APP = typer.Option(
     "--app",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final
@@ -114,15 +114,21 @@ def show_command(
     if as_json:
         steps = {"steps": [_describe_step(step) for step in found.steps]} if found.work is not None else {}
         answer({**told, **steps})
-        return
+    else:
+        _print_key(told, found.steps)
+    if found.is_empty:
+        raise typer.Exit(1)
+
+
+def _print_key(told: Mapping[str, Any], steps: Sequence[StepView]) -> None:
     for what, value in told.items():
         if value is not None:
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             typer.echo(f"{what + ':':<14} {harmless(str(shown))}")
-    if found.steps:
+    if steps:
         rows = [
             (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), _result(step))
-            for step in found.steps
+            for step in steps
         ]
         typer.echo()
         print_table("", ("step", "kind", "name", "state", "recorded", "result"), rows)

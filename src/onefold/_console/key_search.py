@@ -67,14 +67,16 @@ def plan_search(principal: str, route: str, key: str, known: Mapping[str, Policy
     operations of the application, if they are known. Raises NotSearchable."""
     if not principal and is_single(known):
         principal = SINGLE
-    method, _, template = route.partition(" ")
+    method, _, template = route.strip().partition(" ")
+    method = method.upper()
     if not route and not known:
         raise NotSearchable("Give the route: without the application (--app) its routes are not known here.")
     if route and (method not in METHODS or not template.strip()):
         raise NotSearchable("The route is a method and a path, as in POST /orders/{id}.")
     if not principal or len(principal) > _PRINCIPAL_CHARS_MAX:
         raise NotSearchable(
-            "The principal is what the application calls the caller: the id of an account, tenant or user."
+            "Give the principal (--principal): what the application calls the caller, as the id of an account, tenant "
+            f"or user; {SINGLE!r}, where it is made with single_principal."
         )
     try:
         read = parse_key([key.encode("latin-1", "replace")], strict=False)

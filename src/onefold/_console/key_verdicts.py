@@ -166,12 +166,16 @@ def _judge_absent(keys: Sequence[KeyView], route: RouteKnown, erased: AuditLine 
     match route:
         case "known":
             what = "Nothing is stored under this principal, route and key, and no request with them is running."
-            gets, way_out = "It runs, as a new request.", ""
+            gets = "It runs, as a new request."
+            way_out = "If something should be there: is the principal written as the application calls it?"
         case "unknown":
             what = (
                 "The application has no route with keys that fits: a request may be stored under the name of another."
             )
-            gets, way_out = "This cannot be told: the route is unknown.", "Search with a route from the list."
+            gets, way_out = (
+                "This cannot be told: the route is unknown.",
+                "Search with a route that it has, or without one.",
+            )
         case "unchecked":
             what = "Nothing is stored under this principal, route and key. Whether the application has such a route is "
             what += "unknown: the application was not given (--app)."

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypedDict
 
 from onefold._http.authentication import Question, read_question
 from onefold._http.bare_header_check import TRUSTED
 from onefold._http.request import Request
 from onefold._idempotency.fingerprint import Strategy, canonical_json
 from onefold._kernel.effects import Isolation, check_isolation
-from onefold._kernel.typos import refuse_unknown
+from onefold._kernel.typos import Elsewhere, refuse_unknown
 from onefold._policy.quota import Quota
 from onefold.errors import ConfigurationError
 
@@ -200,6 +200,13 @@ class Settings(TypedDict, total=False):
     quota: Quota | None
     conditional: Conditional | None
     cached: bool
+
+
+#: For those who look for them at the application.
+SETTINGS_OF_ROUTES: Final = Elsewhere(
+    Settings.__annotations__,
+    "it is one of routes: defaults={{'{0}': ...}} sets it for all, @once.idempotent({0}=...) for one",
+)
 
 
 PARAMETER_GROUP = "onefold_"

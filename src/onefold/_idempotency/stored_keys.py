@@ -209,7 +209,7 @@ def _view(*row: Any) -> KeyView:
         status=status,
         version=version,
         headers_bytes=headers_bytes,
-        body_bytes=body_bytes,
+        body_bytes=None if body_bytes is None else body_bytes - len(_UNSEALED),  # the mark of an answer's form is ours
         is_sealed=bool(tag) and bytes(tag) != _UNSEALED,
         expires_ms=expires_ms,
         now_ms=now_ms,

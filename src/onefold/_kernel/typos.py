@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
 from onefold.errors import ConfigurationError
 
 
-def refuse_unknown(given: Iterable[str], known: Collection[str], of: str) -> None:
+class Elsewhere(NamedTuple):
+    """Settings of something else, and where to write them."""
+
+    known: Collection[str] = ()
+    advice: str = ""
+    """With `{}` for the name."""
+
+
+NOWHERE_ELSE: Final = Elsewhere()
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str], of: str, elsewhere: Elsewhere = NOWHERE_ELSE) -> None:
     """Raises ConfigurationError for the first name that is not known: `of` is what has the settings."""
     for name in given:
+        if name in elsewhere.known and name not in known:
+            raise ConfigurationError(f"{name!r} is not a setting of {of}; {elsewhere.advice.format(name)}")
         if name not in known:
             from difflib import get_close_matches
 
