@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onefold as package
+from onefold._cli.docs import leave_out_comments
 from tests.cli.commands import onefold
 
 SOURCE = Path(package.__file__).parent
@@ -20,8 +21,20 @@ def test_pages_are_listed_and_printed() -> None:
     assert listed == sorted(["readme", *pages])
     assert onefold("docs", "README").stdout == (DOCS.parent / "README.md").read_text()
     assert "why/why-409" in listed
-    assert onefold("docs", "metrics").stdout == (DOCS / "metrics.md").read_text()
-    assert onefold("docs", "docs/Metrics.md").stdout == (DOCS / "metrics.md").read_text()
+    assert onefold("docs", "testing").stdout == (DOCS / "testing.md").read_text()
+    assert onefold("docs", "docs/Testing.md").stdout == (DOCS / "testing.md").read_text()
+
+
+def test_comments_for_the_build_are_left_out_and_nothing_else() -> None:
+    assert "<!--" in (DOCS / "storms.md").read_text()
+    for page in DOCS.rglob("*.md"):
+        text, printed = page.read_text(), leave_out_comments(page.read_text())
+        assert "<!--" not in printed, page
+        kept = [line for line in text.splitlines() if line and not line.startswith("<!--")]
+        assert [line for line in printed.splitlines() if line] == kept
+    assert onefold("docs", "storms").stdout == leave_out_comments((DOCS / "storms.md").read_text())
+    assert leave_out_comments("a\n\n<!-- x -->\n\nb\n\n\nc\n") == "a\n\nb\n\n\nc\n"
+    assert leave_out_comments("<!-- x -->\n|a|\n<!-- end -->\n\n<!-- y -->\n|b|\n") == "|a|\n\n|b|\n"
 
 
 def test_a_section_ends_where_the_next_one_begins_and_comments_of_programs_are_no_headings() -> None:

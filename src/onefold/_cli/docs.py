@@ -36,7 +36,7 @@ def command(
     name = page.casefold().removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         raise typer.BadParameter(f"there is no page {page!r}; there are {', '.join(pages)}")
-    text = pages[name].read_text(encoding="utf-8")
+    text = leave_out_comments(pages[name].read_text(encoding="utf-8"))
     if section is not None:
         text = find_section(text, section)
     if as_json:
@@ -60,6 +60,11 @@ def _pages_below(folder: Traversable, path: str) -> Iterator[tuple[str, Traversa
             yield from _pages_below(each, f"{path}{each.name}/")
         elif each.name.endswith(".md"):
             yield path + each.name.removesuffix(".md"), each
+
+
+def leave_out_comments(text: str) -> str:
+    """Without the lines that only the build of the site reads: where a diagram goes, where a table is made anew."""
+    return re.sub(r"(?<=\n\n)<!-- .* -->\n\n|^<!-- .* -->\n", "", text, flags=re.MULTILINE)
 
 
 def find_section(text: str, wanted: str) -> str:
