@@ -185,6 +185,19 @@ def test_the_command_for_private_servers_says_what_it_cannot_do(words: tuple[str
     assert said in ran.stderr
 
 
+def test_the_command_for_private_servers_prints_its_usage() -> None:
+    ran = fork_server().run("-m", "onefold.testing.servers", "--help", within_s=PATIENCE_S)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for said in (
+        "usage: python -m onefold.testing.servers SERVER",
+        "-- COMMAND",
+        "ONEFOLD_DATABASE",
+        "ONEFOLD_BROKER",
+        "rabbitmq",
+    ):
+        assert said in ran.stdout
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("")
     assert "'app.py' is a file, and a folder is wanted" in one_line(onefold("init", "app.py", cwd=tmp_path))

@@ -33,6 +33,20 @@ _SERVERS: Final[Mapping[str, Callable[[], _Named]]] = {
     "kafka": PrivateKafka,
 }
 
+_USAGE: Final = f"""\
+usage: python -m onefold.testing.servers SERVER... [-- COMMAND...]
+
+Private servers of {", ".join(_SERVERS)} (one broker at the most); what they keep is gone with them.
+
+COMMAND runs beside them, and its exit code is passed on:
+  python -m onefold.testing.servers postgres nats -- uvicorn app:app
+Without one, `export` lines for a shell are printed, and the servers stay until Ctrl-C.
+
+variables that are set:
+  ONEFOLD_DATABASE  the address of postgres
+  ONEFOLD_BROKER    the address of the broker
+"""
+
 
 def run(words: Sequence[str]) -> int:
     """Start the servers that are named, then the program after `--`; its exit code."""
@@ -40,6 +54,9 @@ def run(words: Sequence[str]) -> int:
     if "--" in names:
         at = names.index("--")
         names, program = names[:at], names[at + 1 :]
+    if {"--help", "-h"} & set(names):
+        print(_USAGE, end="")
+        return 0
     unknown = [name for name in names if name not in _SERVERS]
     if unknown or not names:
         return _refuse(f"{', '.join(unknown) or 'no server'}: name servers of {', '.join(_SERVERS)}")
