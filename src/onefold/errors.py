@@ -77,7 +77,7 @@ class ResultNotSerializable(ProgrammerError):
 
 
 class ResultUnreadable(ProgrammerError):
-    """A recorded result does not fit the type that it is to be read as: the code was changed after it was recorded."""
+    """A recorded result does not fit its type: that was changed afterwards, or a person told it in a wrong form."""
 
 
 class WorkMisused(ProgrammerError):

@@ -199,7 +199,7 @@ def test_what_is_recorded_is_shown_before_and_after(place: Place) -> None:
     work = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
     asked = keys(place, "resume", work, "--result", '{"id":  "ch_1"}', given="y\n")
     assert """Records that call 'charge' returned {"id": "ch_1"}.""" in asked.stderr
-    assert """call 'charge' returned {"id": "ch_1"}""" in asked.stdout
+    assert """call 'charge' returned {"id": "ch_1"} (its form is checked when the work goes on)""" in asked.stdout
 
 
 def test_an_outcome_is_corrected_as_long_as_the_work_has_not_gone_on(place: Place) -> None:

@@ -245,7 +245,8 @@ def resume_command(
     if as_json:
         answer({"resumed": work.id, "operation": work.operation, "recorded": said or None, **redriven})
     else:
-        typer.echo(harmless(f"resumed: {work.id}, {work.operation}" + (f": {said}" if said else "")))
+        checked = "" if result is None else " (its form is checked when the work goes on)"
+        typer.echo(harmless(f"resumed: {work.id}, {work.operation}" + (f": {said}{checked}" if said else "")))
         for what, count in redriven.items():
             typer.echo(f"{what}: {count}")
 

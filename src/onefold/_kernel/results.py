@@ -33,6 +33,11 @@ _WAY_OUT: Final = (
     "unions of them"
 )
 
+_TYPE_CHANGED: Final = (
+    "The type was changed after it was recorded: let it take both forms (a default for a new field, a union) until "
+    "what was begun before is done"
+)
+
 
 def encode_result(
     value: object, annotation: object = Any, *, what: str = "a result", bytes_max: int = RESULT_BYTES_MAX
@@ -58,17 +63,15 @@ def encode_result(
     return data
 
 
-def decode_result(data: bytes, annotation: object = Any, *, what: str = "a result") -> Any:
-    """The value as it was returned. Raises ResultUnreadable."""
+def decode_result(data: bytes, annotation: object = Any, *, what: str = "a result", cause: str = _TYPE_CHANGED) -> Any:
+    """The value as it was returned. `cause`: why it may have another form. Raises ResultUnreadable."""
     try:
         return codec_of(annotation).read(json.loads(data, parse_constant=_refuse_constant))
     except Misused as error:
         raise ResultUnreadable(f"{what} cannot be read as {type_name(annotation)}: {error}") from None
     except Misfit as error:
         raise ResultUnreadable(
-            f"{what} was recorded as JSON that is not a valid {type_name(annotation)}: {error.place}{error}. The type "
-            "was changed after it was recorded: let it take both forms (a default for a new field, a union) until what "
-            "was begun before is done"
+            f"{what} was recorded as JSON that is not a valid {type_name(annotation)}: {error.place}{error}. {cause}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ResultUnreadable(f"{what} is recorded as something that is not JSON: {error}") from error

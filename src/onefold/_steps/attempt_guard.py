@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from onefold._steps.model import Held
+from onefold._steps.model import Held, RecordedStep
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
-from onefold.errors import OutcomeUnknown, WorkMisused, WorkParked
+from onefold.errors import OutcomeUnknown, ResultUnreadable, WorkMisused, WorkParked
 
 _log: Final = logging.getLogger("onefold.steps")
+
+_REASON_CHARS_MAX: Final = 600
 
 #: For the caller of a request that is parked.
 FOR_PERSON: Final = (
@@ -91,6 +93,19 @@ class AttemptGuard:
             "not be made again (repeatable=False). Find out what became of it, then `onefold keys resume` or `release`",
             self._operation, held.digest.hex(), name,
         )  # fmt: skip
+        return self._leave_to_person(held, reason, name)
+
+    async def park_told(self, told: RecordedStep, error: ResultUnreadable) -> WorkParked:
+        """What a person told of a call cannot be read, and nothing was done with it: its outcome is unknown as before.
+        What was told stays with the mark, to be seen by the person who corrects it."""
+        held = self.held
+        reason = f"outcome told in a wrong form, and nothing was done with it: {error}"
+        reason = "".join(char if char.isprintable() else " " for char in reason)[:_REASON_CHARS_MAX]
+        await self._works.park(held, reason, told._replace(state="started"))
+        _log.error("%s is parked (work %s): %s", self._operation, held.digest.hex(), reason)
+        return self._leave_to_person(held, reason, told.name)
+
+    def _leave_to_person(self, held: Held, reason: str, name: str) -> WorkParked:
         self._renewals.drop(held)
         self._telling.tell_parked(held.attempts, reason)
         self.parked = reason

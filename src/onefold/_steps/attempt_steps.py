@@ -32,7 +32,7 @@ from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.step_trace import trace_recorded, trace_step
 from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
-from onefold.errors import OutcomeUnknown, SerializationFailed, WorkMisused
+from onefold.errors import OutcomeUnknown, ResultUnreadable, SerializationFailed, WorkMisused
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class AttemptSteps:
             raise await self.guard.park(step.recorded.name)
         if isinstance(step, RecordedResult):
             self._note_recorded("call", options.name)
-            return self._results.read(step.recorded, returns)
+            return await self._read_call(step.recorded, returns)
         held = self.guard.held
 
         async def run() -> tuple[RecordedStep, Any]:
@@ -113,6 +113,19 @@ class AttemptSteps:
             return record, value
 
         return await self._trace("call", step.name, self._run(held, run))
+
+    async def _read_call(self, recorded: RecordedStep, returns: object) -> Any:
+        try:
+            return self._results.read(recorded, returns)
+        except ResultUnreadable as error:
+            if recorded.state != "told" or self._done is not None or self._may_have_used(recorded):
+                raise
+            raise await self.guard.park_told(recorded, error) from error
+
+    def _may_have_used(self, told: RecordedStep) -> bool:
+        """Whether an attempt may have gone on with what a person told: there was one before, or a later record."""
+        held = self.guard.held
+        return held.attempts > 1 or held.steps[-1].position > told.position
 
     async def _run(self, held: Held, step: Callable[[], Flow[tuple[RecordedStep, Any]]]) -> Any:
         """Run a step that gives its record, once that is committed, and what its user gets."""

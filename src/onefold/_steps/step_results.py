@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from onefold._kernel.results import decode_result, encode_result, read_back
 from onefold._steps.model import RecordedStep, StepKind
 from onefold._steps.sealing import Sealing, end_context, step_context
 from onefold._steps.step_order import NewStep
+
+_TOLD: Final = (
+    "A person told it (`onefold keys resume --result`), in a wrong form or before the type was changed: tell it "
+    "again, or, where that is refused, let the type take both forms"
+)
 
 
 class StepResults(NamedTuple):
@@ -31,11 +36,15 @@ class StepResults(NamedTuple):
         return self.sealing.seal(plain, end_context(self.digest)), read_back(plain, returns, what=self._name_end)
 
     def read(self, recorded: RecordedStep, returns: object) -> Any:
+        """Raises ResultUnreadable, WorkUnreadable."""
         if recorded.result is None:
             return None
         what = self._name(recorded.kind, recorded.name)
         context = step_context(self.digest, recorded.position, recorded.name)
-        return decode_result(self.sealing.unseal(recorded.result, context, what=what), returns, what=what)
+        plain = self.sealing.unseal(recorded.result, context, what=what)
+        if recorded.state == "told":
+            return decode_result(plain, returns, what=what, cause=_TOLD)
+        return decode_result(plain, returns, what=what)
 
     def read_end(self, stored: bytes | None, returns: object) -> Any:
         if stored is None:

@@ -115,8 +115,8 @@ async def resume(
     dialect: str, work_id: str, *, actor: str, why: str = "", result: bytes | None = None, again: bool = False
 ) -> WorkView:
     """Let the work go on. Where the outcome of a call is not known: `result` is what it returned, as it is stored;
-    `again` says that it was not made. What was told may be corrected as long as the work has not gone on with it.
-    Raises WorkNotFit."""
+    `again` says that it was not made. What was told may be corrected as long as the work has not gone on with it: an
+    attempt that cannot read it parks the work again. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
 
     def plan(work: WorkView, steps: list[StepView]) -> _Changes:
@@ -126,7 +126,7 @@ async def resume(
         if again or result is None:
             told = with_why({"step": call.name, "outcome": "not made"}, why)
             return (sql.unmark(digest, call.position), sql.resume(digest)), told
-        outcome = "corrected" if call.state == "told" else "recorded"
+        outcome = "recorded" if call.result is None else "corrected"
         changes = (sql.outcome(digest, call.position, result), sql.resume(digest))
         return changes, with_why({"step": call.name, "outcome": outcome}, why)
 

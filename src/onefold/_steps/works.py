@@ -147,10 +147,14 @@ class Works:
             raise taken_over(held)
         return bool(finished)
 
-    async def park(self, held: Held, reason: str) -> None:
-        """Leave the work to a person."""
-        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, self.sql.park(held, reason), Boundary.COMMIT)
-        await with_connection(functools.partial(run_batch, *batch))
+    async def park(self, held: Held, reason: str, *records: RecordedStep) -> None:
+        """Leave the work to a person, with these records. Raises WorkTakenOver."""
+        written = [self.sql.record(held, record) for record in records]
+        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, *written, self.sql.park(held, reason), Boundary.COMMIT)
+        try:
+            await with_connection(functools.partial(run_batch, *batch))
+        except RequiredValueMissing as error:
+            raise taken_over(held) from error
 
     async def reap(self, limit: int) -> int:
         """Forget at most `limit` works; how many there were."""
