@@ -29,6 +29,9 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Mistakes of the handler": ("C35", "C37", "C38", "C43"),
 }
 
+#: Behind it the site draws the states of a request.
+_DRAWN_AFTER: Final = "What a retry gets"
+
 _LEVELS: Final[Mapping[Level, str]] = {
     "must": "MUST",
     "should": "SHOULD",
@@ -70,6 +73,8 @@ def page() -> str:
     parts = [_HEAD]
     for title, rows in SECTIONS.items():
         parts.append(f"## {title}\n\n| row | promise | draft | tests |\n|---|---|---|---|\n" + _table(rows, tests))
+        if title == _DRAWN_AFTER:
+            parts.append("<!-- states: request -->\n")
     if reasons := list(_absences()):
         parts.append("## Rows without a case\n\n" + "\n".join(reasons) + "\n")
     parts.append(_PROBLEMS_HEAD + "".join(f"| {status} | `{name}` | {text} |\n" for status, name, text in PROBLEMS))
