@@ -317,6 +317,8 @@ def _send_bound(
     """Send the items with their values beside the text, prepared in the session if there is one. The result of the
     last, or of the first that failed."""
     pgconn = connection.pgconn
+    # No session has a BEGIN that the connection chooses, nor a savepoint's number, under a name: `_bindable` gives them
+    # none. So batches with them are never sent by a plan, whose texts are the same for every connection.
     plan = None if session is None else session.preparing.binder.plan(items, (), schema, handed_out=theirs)
     if plan is not None and session is not None and plan.names <= session.prepared:
         sent = _send_planned(pgconn, plan, items)

@@ -83,10 +83,7 @@ class SqlalchemyDatabase:
 
     def acquire(self) -> SqlalchemyConnection:
         self._pool.check()
-        try:
-            return _prepare(self._engine.connect(), self._place)
-        except (exc.SQLAlchemyError, OSError) as error:
-            raise connect_error(error) from error
+        return _connect(self._engine, self._place)
 
     def close(self) -> None:
         """The engine is the application's; what we have opened beside its file is closed."""
@@ -150,10 +147,7 @@ class _InGreenlet:
         self._place = place
 
     def acquire(self) -> SqlalchemyConnection:
-        try:
-            return _prepare(self._engine.connect(), self._place)
-        except (exc.SQLAlchemyError, OSError) as error:
-            raise connect_error(error) from error
+        return _connect(self._engine, self._place)
 
     def close(self) -> None:
         """The engine is the application's."""
@@ -220,6 +214,13 @@ class AsyncSqlalchemyConnection:
                 await self._connection.run_sync(lambda _: self._verbs.wake())
             await self._verbs.handed_out.wait_async(PAUSE_S)
         await self._connection.run_sync(lambda _: self._verbs.throw_away())
+
+
+def _connect(engine: Engine, place: Place) -> SqlalchemyConnection:
+    try:
+        return _prepare(engine.connect(), place)
+    except (exc.SQLAlchemyError, OSError) as error:
+        raise connect_error(error) from error
 
 
 def _prepare(connection: Connection, place: Place) -> SqlalchemyConnection:
