@@ -432,3 +432,22 @@ async def test_what_a_handler_keeps_of_a_connection_is_void_for_asyncio(postgres
             await late()
     await connection.release()
     await database.close()
+
+
+def test_a_batch_that_comes_again_begins_as_its_connection_has_chosen(postgres_dsn: str) -> None:
+    """What is kept of batches of one shape is the same for all connections, and they begin differently."""
+    levels = [None, psycopg.IsolationLevel.SERIALIZABLE, psycopg.IsolationLevel.REPEATABLE_READ, None]
+    note = Statement("INSERT INTO level VALUES ($1::text, current_setting('transaction_isolation'))", ("noted",))
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True) as pool:
+        for level in levels:
+            with pool.connection() as own:
+                own.execute("CREATE TABLE IF NOT EXISTS level (what text, found text)")
+                own.commit()
+                own.isolation_level = level
+            connection = PsycopgDatabase(pool).acquire()
+            for _ in range(3):  # parsed, planned, and by the plan
+                connection.batch((Boundary.BEGIN_AS_CHOSEN, note, COMMIT))
+            found = connection.fetch(Statement("SELECT DISTINCT found FROM level"))
+            assert found == [("read committed" if level is None else level.name.lower().replace("_", " "),)]
+            connection.batch((BEGIN, Statement("DELETE FROM level"), COMMIT))
+            connection.release()
