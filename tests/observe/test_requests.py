@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI, HTTPException, Request
 
 from onefold import AsyncOnefold, single_principal
+from onefold._idempotency.cache.memory_cache import MemoryAnswers
 from onefold.caches import MemoryCache
 from onefold.fastapi import Tx
 from tests.observe.measured import Measured
@@ -42,11 +43,17 @@ class Shop:
                     await self.go.wait()
                 case "raise":
                     raise LookupError(order["card"])
+                case "hook":
+                    tx.after_commit(self.hang)
                 case _:
                     pass
             return order
 
         self.once.install(self.app)
+
+    async def hang(self) -> None:
+        self.begun.set()
+        await self.go.wait()
 
 
 @asynccontextmanager
@@ -125,6 +132,24 @@ async def test_the_time_in_flight_is_measured_by_how_it_ended(sqlite_path: Path,
     assert measured.values("onefold_request_duration_seconds_count") == {("released", PAY): 1, ("stored", PAY): 1}
     assert all(0 < seconds < 60 for seconds in measured.values("onefold_request_duration_seconds_sum").values())
     assert measured.values("onefold_requests_released_total") == {(PAY, "LookupError"): 1}
+
+
+@pytest.mark.parametrize("in_what", ["cache", "hook"])
+async def test_a_request_that_is_cancelled_after_its_commit_is_counted_as_stored(
+    sqlite_path: Path, measured: Measured, in_what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(sqlite_path, measured, cache=MemoryCache())
+    if in_what == "cache":
+        monkeypatch.setattr(MemoryAnswers, "store", lambda *_: shop.hang())
+    async with serving(shop) as client:
+        running = asyncio.create_task(pay(client, "a", do=in_what))
+        await shop.begun.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        monkeypatch.undo()
+        assert await pay(client, "a", do=in_what) == 201
+    assert measured.values("onefold_requests_total") == {(PAY, "run"): 1, (PAY, "replay"): 1}
+    assert measured.values("onefold_request_duration_seconds_count") == {("stored", PAY): 1}
 
 
 async def test_what_is_deleted_after_its_retention_is_counted(sqlite_path: Path, measured: Measured) -> None:

@@ -306,18 +306,15 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         self.over = True
         try:
             lost_to = await commit(
-                self.tx,
-                lambda events: self._store.settle(ask, run, answer, keep_rows=not refused, also=events),
-                keep_rows=not refused,
-                kept=rows_kept,
-            )
+                self.tx, lambda events: self._store.settle(ask, run, answer, keep_rows=not refused, also=events),
+                keep_rows=not refused, kept=rows_kept,
+            )  # fmt: skip
         except OnefoldError as error:
             return await self._answer_uncommitted(error, response.status)
-        if lost_to is not None:
-            return self._answer(lost_to)
-        if self._guard.listener is not None:
-            self._emit_settled(response.status, kept)
-        return None
+        finally:  # also where it was interrupted after COMMIT, in a hook or while the cache was told
+            if self.tx.settled and self._guard.listener is not None:
+                self._emit_settled(response.status, kept)
+        return None if lost_to is None else self._answer(lost_to)
 
     async def _answer_uncommitted(self, error: OnefoldError, status: int) -> Response | None:
         """The handler has answered, and the commit was refused. None: its refusal goes out, and is not stored."""
