@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Publish, Row, Statement
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database, Queryable
 from onefold._kernel.runners import run, run_async
+from onefold._kernel.thread_hooks import ThreadHook
 from onefold.errors import ProgrammerError, StoreError
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class TaskExecutor(Generic[H]):
     def as_asked_here(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """The function, to be called later where it is handed over now: on the loop, or, by a plain `def` that has a
         thread of its own, on a thread. It may block there."""
-        return function if runs_a_loop() else functools.partial(_on_a_thread, function)
+        return function if runs_a_loop() else ThreadHook(function)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
         raise ProgrammerError(_NO_BROKER)
@@ -360,11 +361,6 @@ def runs_a_loop() -> bool:
     return True
 
 
-async def _on_a_thread(function: Callable[[], Any]) -> Any:
-    result = await asyncio.to_thread(function)
-    return await result if inspect.isawaitable(result) else result
-
-
 def is_async(function: object) -> bool:
     """Whether a function, a partial of one or an object that is called like one is to be awaited."""
     while isinstance(function, functools.partial):
@@ -376,8 +372,8 @@ def is_async(function: object) -> bool:
 
 def name_of(function: Callable[[], Any]) -> str:
     """What a function is called, without its arguments: they may be secret."""
-    while isinstance(function, functools.partial):
-        function = function.args[0] if function.func is _on_a_thread else function.func
+    while isinstance(function, functools.partial | ThreadHook):
+        function = function.func
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 

@@ -24,16 +24,20 @@ import time
 from collections.abc import Callable
 from contextvars import copy_context
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handler_transaction import HandlerTookTooLong
 from onefold._kernel.executors import name_of, runs_a_loop
 from onefold._kernel.messages import Message
+from onefold._kernel.thread_hooks import ThreadHook
 from onefold._worker.cancellation import may_go_on
 from onefold.db._connection_thread import ConnectionThread
 from onefold.errors import OnefoldError
+
+#: How many hooks may be left behind on threads. Each costs one; further ones are not called.
+HOOKS_BEHIND_MAX: Final = 64
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -44,6 +48,10 @@ class HandlerCancelled(OnefoldError):
 
 class HandlerAborted(OnefoldError):
     """A handler raised something that is not an Exception."""
+
+
+class HookNotCalled(OnefoldError):
+    """Too many hooks of a consumer do not return."""
 
 
 class HandlerCalls:
@@ -57,6 +65,8 @@ class HandlerCalls:
         self._idle: list[ConnectionThread] = []
         #: Invocations whose threads do not return, and what is to be done there when they do.
         self._behind: dict[Invocation, list[Callable[[], Any]]] = {}
+        #: How many hooks are on threads at this moment.
+        self._hooks_under_way = 0
         #: Whether another call may begin.
         self.room = asyncio.Event()
         self.room.set()
@@ -89,11 +99,34 @@ class HandlerCalls:
 
         async def call() -> Any:
             async with asyncio.timeout(self._consumer.limit_s or self._consumer.lease_s):
-                result = hook()
+                result = self._on_hook_thread(hook.func) if isinstance(hook, ThreadHook) else hook()
                 return await result if inspect.isawaitable(result) else result
 
         call.__qualname__ = name_of(hook)
         return call
+
+    async def _on_hook_thread(self, hook: Callable[[], Any]) -> Any:
+        """Not on one of the loop's own: those are few, everything else would wait for one that a hook does not give
+        back, and a process does not end before they return."""
+        behind = self._hooks_under_way - self._consumer.concurrency
+        if behind >= HOOKS_BEHIND_MAX:
+            raise HookNotCalled(
+                f"it was not called: {behind} hooks of consumer {self._consumer.name!r} or more are on threads that do "
+                "not return, which nothing can stop. Restart the process, and give what they wait for a time-out"
+            )
+        thread = self._idle.pop() if self._idle else ConnectionThread("onefold-handler")
+        answer = thread.run(functools.partial(copy_context().run, self._contain, hook))
+        self._hooks_under_way += 1
+
+        def returned(answer: asyncio.Future[Any]) -> None:
+            self._hooks_under_way -= 1
+            self._idle.append(thread)
+            if not answer.cancelled():
+                answer.exception()  # seen: where no task waits any more, it was told that the hook took too long
+
+        answer.add_done_callback(returned)
+        result = await asyncio.shield(answer)
+        return await result if inspect.isawaitable(result) else result
 
     def overdue(self) -> dict[str, float]:
         """For each message whose handler should have ended by now: for how many seconds it has been running."""
