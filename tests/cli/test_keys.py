@@ -243,8 +243,9 @@ def test_sealed_results_are_not_shown_and_an_outcome_is_sealed_with_the_keys_of_
         (True, None),
         (False, None),
     ]
-    refused = one_line(keys(place, "resume", work, "--result", "7", "--yes"))
-    assert "are sealed: name the application that has the keys, --app" in refused
+    for unsealed in ((), ("--unsealed",)):
+        refused = one_line(keys(place, "resume", work, "--result", "7", "--yes", *unsealed))
+        assert "are sealed: name the application that has the keys, --app" in refused
     (tmp_path / "sealed_app.py").write_text(
         "from onefold import Keyring, Onefold, single_principal\n"
         f"ring = Keyring({{'k': {KEY!r}}}, write='k')\n"
@@ -355,6 +356,17 @@ def test_a_result_is_not_taken_where_nothing_tells_whether_it_is_sealed(place: P
     assert refused.returncode != 0
     assert "say --unsealed" in refused.stderr
     assert ask(place, *resume, "--unsealed")["resumed"] == A.hex()
+
+
+def test_a_result_that_was_told_unsealed_by_mistake_does_not_say_how_the_next_one_is_sealed(place: Place) -> None:
+    """And one who corrects what was told is asked about that."""
+    begin(place, A, ("charge", "started"), parked="outcome unknown: charge")
+    place.change("UPDATE onefold_work SET kind = 'work', request = NULL")
+    ask(place, "resume", A.hex(), "--result", "7", "--yes", "--unsealed")
+    refused = keys(place, "resume", A.hex(), "--result", "8", "--yes")
+    assert "say --unsealed" in refused.stderr
+    corrected = keys(place, "resume", A.hex(), "--result", "8", "--unsealed", given="y\n")
+    assert "Corrects what was told of it before" in corrected.stderr
 
 
 def test_resume_of_a_message_redrives_none_of_another_source(place: Place) -> None:

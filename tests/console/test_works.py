@@ -16,7 +16,7 @@ from onefold._steps.model import Held, RecordedStep, WorkAsk
 from onefold._steps.sealing import Sealing
 from onefold._steps.unfinished_works import list_works, show_work
 from onefold._steps.works import Works
-from tests.console.browsing import Visitor, text_of
+from tests.console.browsing import Visitor, csrf_in, hidden_in, text_of
 
 ASK = WorkAsk(
     digest=b"w" * 16, kind="request", operation="POST /orders", fingerprint=b"f", lease_s=60, retention_s=3600
@@ -83,6 +83,20 @@ async def test_a_work_goes_on_with_what_the_person_found_out(actor: Visitor, onc
     assert (work.state, steps[1].state) == ("left", "told")
     assert json.loads((steps[1].result or b"")[1:]) == {"state": "paid"}
     assert await audit(once) == [("Anna", "keys resume", "it was paid")]
+
+
+async def test_what_a_person_says_of_a_call_is_refused_where_another_has_said_it_since(
+    actor: Visitor, once: AsyncOnefold
+) -> None:
+    await begin(once, park="the outcome of call 'charge' is unknown")
+    to, shown = f"{AT}/resume", await actor.get(AT)
+    await actor.submit(AT, to, reason="it was paid", outcome="made", result='{"state": "paid"}')
+    seen = {**hidden_in(shown, actor.root + to), "reason": "I see no payment", "outcome": "again"}
+    late = await actor.post(to, seen, csrf=csrf_in(shown))
+    assert "was changed meanwhile, and nothing was done now" in text_of(late)
+    _, steps = await run_flow(once, lambda dialect: show_work(dialect, ASK.digest.hex()))
+    assert steps[1].state == "told"
+    assert "is resumed" in text_of(await actor.submit(AT, to, reason="not at all", outcome="again"))
 
 
 async def test_a_work_is_forgotten_after_its_steps_were_shown(actor: Visitor, once: AsyncOnefold) -> None:

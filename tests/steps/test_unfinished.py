@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from onefold import Onefold, StepOptions
+from onefold import Keyring, Onefold, StepOptions, single_principal
 from onefold._kernel.results import encode_result
 from onefold._steps.model import Held
 from onefold._steps.sealing import Sealing, step_context
-from onefold._steps.unfinished_works import WorkNotFit, list_works, release, resume, show_work
+from onefold._steps.unfinished_works import StepView, WorkNotFit, list_works, release, resume, show_work
 from onefold.errors import ResultUnreadable, WorkParked
 from tests.steps.places import ASK, Place, effects, insert
 
@@ -64,6 +64,9 @@ class Sent:
     id: str
 
 
+_PLAIN = Sealing()
+
+
 class Letter:
     """A work whose call must not be made twice, and was lost."""
 
@@ -86,13 +89,20 @@ class Letter:
                 raise KeyError("on purpose")
             work.finish(insert, sent.id)
 
-    def say(self, value: object) -> None:
+    def say(self, value: object, sealing: Sealing = _PLAIN, seen: StepView | None = None) -> None:
         digest = bytes.fromhex(self.work.id)
-        result = Sealing().seal(encode_result(value), step_context(digest, 0, "send"))
-        self._place.flow(resume(self._dialect, self.work.id, actor="ada", result=result))
+        result = sealing.seal(encode_result(value), step_context(digest, 0, "send"))
+        self._place.flow(resume(self._dialect, self.work.id, actor="ada", result=result, seen=seen))
 
-    def say_not_made(self) -> None:
-        self._place.flow(resume(self._dialect, self.work.id, actor="ada", again=True))
+    def say_not_made(self, seen: StepView | None = None) -> None:
+        self._place.flow(resume(self._dialect, self.work.id, actor="ada", again=True, seen=seen))
+
+    def resume(self) -> None:
+        """Without saying anything of the call."""
+        self._place.flow(resume(self._dialect, self.work.id, actor="bob"))
+
+    def look(self) -> StepView:
+        return self._place.flow(show_work(self._dialect, self.work.id))[1][0]
 
 
 def test_an_outcome_that_was_told_in_a_wrong_form_parks_the_work_and_is_told_again(
@@ -142,3 +152,98 @@ def test_an_outcome_that_an_attempt_has_gone_on_with_is_not_told_again_after_its
     with pytest.raises(WorkNotFit, match="has gone on with what was recorded"):
         letter.say({"id": "s-2"})
     assert place.steps_left() == [(0, "send", "call", "told")]
+
+
+def test_what_an_attempt_has_gone_on_with_is_not_told_again_after_the_work_was_resumed_once_more(
+    once: Onefold, place: Place
+) -> None:
+    """A plain resume counts attempts from zero: that one has gone on with the result must not be forgotten with it."""
+    letter = Letter(once, place)
+    letter.say({"id": "s-1"})
+    letter.fails_behind = True
+    with pytest.raises(KeyError):
+        letter.attempt()
+    letter.resume()
+    with pytest.raises(WorkNotFit, match="has no call whose outcome is unknown"):
+        letter.say({"id": "s-2"})
+    with pytest.raises(WorkNotFit, match="has no call whose outcome is unknown"):
+        letter.say_not_made()
+    with pytest.raises(ResultUnreadable):  # and not parked, to be told once more
+        letter.attempt(returns=int)
+    letter.fails_behind = False
+    letter.attempt()
+    assert effects(place) == ["s-1"]
+
+
+def test_a_work_that_has_not_gone_on_may_be_corrected_after_a_plain_resume(once: Onefold, place: Place) -> None:
+    letter = Letter(once, place)
+    letter.say({"id": "s-1"})
+    letter.resume()
+    letter.say({"id": "s-2"})
+    letter.attempt()
+    assert effects(place) == ["s-2"]
+
+
+def test_a_call_that_was_gone_on_with_stays_told_when_a_later_one_is_said_not_to_be_made(
+    once: Onefold, place: Place
+) -> None:
+    dialect = place.database.dialect
+
+    def lost() -> Sent:
+        raise ConnectionError("the answer was lost")
+
+    def attempt() -> None:
+        with once.work("letters") as work:
+            sent = work.call(StepOptions("first", repeatable=False), lost)
+            work.call(StepOptions("second", repeatable=False), lost)
+            work.finish(insert, sent.id)
+
+    def tell(**outcome: Any) -> None:
+        [work] = place.flow(list_works(dialect))
+        place.flow(resume(dialect, work.id, actor="ada", **outcome))
+
+    for expected in (ConnectionError, WorkParked):
+        with pytest.raises(expected):
+            attempt()
+    tell(result=Sealing().seal(b'{"id":"s-1"}', b""))
+    for expected in (ConnectionError, WorkParked):
+        with pytest.raises(expected):
+            attempt()
+    tell(again=True)  # of the second
+    for outcome in ({"again": True}, {"result": Sealing().seal(b'{"id":"s-2"}', b"")}):
+        with pytest.raises(WorkNotFit, match="has no call whose outcome is unknown"):
+            tell(**outcome)
+    assert place.steps_left() == [(0, "first", "call", "done")]
+
+
+@pytest.mark.parametrize("by", ["none", "other keys"])
+def test_an_outcome_that_was_not_sealed_as_its_application_seals_parks_the_work_and_is_told_again(
+    place: Place, by: str
+) -> None:
+    ring = Keyring({"k": bytes(range(32))}, write="k")
+    once = Onefold(place.address, principal=single_principal, source="tests", sealer=ring)
+    letter = Letter(once, place)
+    letter.say({"id": "s-1"}, Sealing() if by == "none" else Sealing(Keyring({"other": bytes(32)}, write="other")))
+    with pytest.raises(WorkParked):
+        letter.attempt()
+    work, [step] = place.flow(show_work(place.database.dialect, letter.work.id))
+    assert (work.state, step.state) == ("parked", "started")
+    assert "tell it again, with --app" in (work.reason or "")
+    letter.say({"id": "s-1"}, Sealing(ring))
+    letter.attempt()
+    assert effects(place) == ["s-1"]
+    once.close()
+
+
+def test_of_two_people_who_saw_the_same_call_the_second_changes_nothing(once: Onefold, place: Place) -> None:
+    """The first has found out that it was made: the second would have it made again."""
+    letter = Letter(once, place)
+    seen = letter.look()
+    letter.say({"id": "s-1"}, seen=seen)
+    with pytest.raises(WorkNotFit, match="was changed meanwhile"):
+        letter.say_not_made(seen=seen)
+    with pytest.raises(WorkNotFit, match="was changed meanwhile"):
+        letter.say({"id": "s-2"}, seen=seen)
+    letter.say({"id": "s-3"}, seen=letter.look())  # who has seen what was told may correct it
+    letter.attempt()
+    assert effects(place) == ["s-3"]

@@ -47,12 +47,19 @@ async def discard_fitting(dialect: str, chosen: Filter, *, actor: str, why: str 
 
 
 async def resume_work(
-    dialect: str, work_id: str, *, actor: str, why: str = "", result: bytes | None = None, again: bool = False
+    dialect: str,
+    work_id: str,
+    *,
+    actor: str,
+    why: str = "",
+    result: bytes | None = None,
+    again: bool = False,
+    seen: StepView | None = None,
 ) -> Resumed:
     """Let a work go on, as `_steps.unfinished.resume` does. A message that waits as a dead letter is redriven, however
     old it is: that its work is there says that it was not handled. A crash between the two leaves a work that can go
     on, and a dead letter: resuming it once more does the rest."""
-    work = await resume(dialect, work_id, actor=actor, why=why, result=result, again=again)
+    work = await resume(dialect, work_id, actor=actor, why=why, result=result, again=again, seen=seen)
     if work.kind != "message":
         return Resumed(work=work, redriven=None)
     name = read_operation(work.operation)
@@ -78,12 +85,13 @@ def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing:
     plain, call = encode_result(value, what=what), find_unknown_call(steps)
     if call is None:
         return plain  # refused by `resume`, with what to do
+    # Not what was told of the call itself: that is corrected now, perhaps because it was sealed in a wrong way.
+    results = [step.result for step in steps if step.result and step.position != call.position]
+    if (sealing is None or sealing.sealer is None) and (work.is_sealed or any(map(is_sealed, results))):
+        raise ConfigurationError(
+            f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
+        )
     if sealing is None:
-        results = [step.result for step in steps if step.result]
-        if work.is_sealed or any(map(is_sealed, results)):
-            raise ConfigurationError(
-                f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
-            )
         if work.kind != "request" and not results:
             raise ConfigurationError(
                 f"nothing recorded of work {work.id} tells whether its results are sealed: name its application, --app "

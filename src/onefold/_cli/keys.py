@@ -238,9 +238,11 @@ def resume_command(
             became = "was not made, and is made" if again else f"returned {json.dumps(value, ensure_ascii=False)}"
             said = f"call {call.name!r} {became}"
         records = f" Records that {said}." if said else ""
+        if call is not None and call.state == "told":
+            records += " Corrects what was told of it before."
         confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{records}\nLet {work.id} go on?"), yes=yes)
         who = actor_name(actor)
-        resumed = db.ask(resume_work(db.dialect, work_id, actor=who, why=why, result=stored, again=again))
+        resumed = db.ask(resume_work(db.dialect, work_id, actor=who, why=why, result=stored, again=again, seen=call))
     redriven = {} if resumed.redriven is None else {"redriven": resumed.redriven}
     if as_json:
         answer({"resumed": work.id, "operation": work.operation, "recorded": said or None, **redriven})

@@ -13,11 +13,16 @@ from onefold._steps.model import Held, RecordedStep
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
-from onefold.errors import OutcomeUnknown, ResultUnreadable, WorkMisused, WorkParked
+from onefold.errors import OutcomeUnknown, ResultUnreadable, StoreError, WorkMisused, WorkParked
 
 _log: Final = logging.getLogger("onefold.steps")
 
 _REASON_CHARS_MAX: Final = 600
+
+_TELL_SEALED: Final = (
+    ". A person told it (`onefold keys resume --result`), and not with the keys of this application: tell it again, "
+    "with --app that names it, or --unsealed where it has no Keyring"
+)
 
 #: For the caller of a request that is parked.
 FOR_PERSON: Final = (
@@ -95,11 +100,12 @@ class AttemptGuard:
         )  # fmt: skip
         return self._leave_to_person(held, reason, name)
 
-    async def park_told(self, told: RecordedStep, error: ResultUnreadable) -> WorkParked:
+    async def park_told(self, told: RecordedStep, error: ResultUnreadable | StoreError) -> WorkParked:
         """What a person told of a call cannot be read, and nothing was done with it: its outcome is unknown as before.
         What was told stays with the mark, to be seen by the person who corrects it."""
         held = self.held
-        reason = f"outcome told in a wrong form, and nothing was done with it: {error}"
+        way_out = "" if isinstance(error, ResultUnreadable) else _TELL_SEALED
+        reason = f"outcome told in a wrong form, and nothing was done with it: {error}{way_out}"
         reason = "".join(char if char.isprintable() else " " for char in reason)[:_REASON_CHARS_MAX]
         await self._works.park(held, reason, told._replace(state="started"))
         _log.error("%s is parked (work %s): %s", self._operation, held.digest.hex(), reason)

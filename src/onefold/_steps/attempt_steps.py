@@ -32,7 +32,7 @@ from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.step_trace import trace_recorded, trace_step
 from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
-from onefold.errors import OutcomeUnknown, ResultUnreadable, SerializationFailed, WorkMisused
+from onefold.errors import OutcomeUnknown, ResultUnreadable, SerializationFailed, StoreError, WorkMisused
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class AttemptSteps:
         self._done = claim if isinstance(claim, Done) else None
         self.digest = claim.digest
         self._end = end
-        self._operation = operation
+        self.operation = operation
         self._isolation = isolation
         self._results = StepResults(self.digest, operation, sealing)
         self._renewals = renewals
@@ -117,7 +117,7 @@ class AttemptSteps:
     async def _read_call(self, recorded: RecordedStep, returns: object) -> Any:
         try:
             return self._results.read(recorded, returns)
-        except ResultUnreadable as error:
+        except (ResultUnreadable, StoreError) as error:  # of another form, or not sealed as this application seals
             if recorded.state != "told" or self._done is not None or self._may_have_used(recorded):
                 raise
             raise await self.guard.park_told(recorded, error) from error
@@ -221,12 +221,12 @@ class AttemptSteps:
     ) -> T:
         """Run the user's function in the transaction, which is rolled back where that fails, or `close` refuses what it
         returned."""
-        tx.open(self._operation)
+        tx.open(self.operation)
         try:
             closed = close(await Call(functools.partial(call_in, tx, function)))
             tx.check_end()
             await close_sessions(tx, True)
-            tx.check_executed(f"{what} of {self._operation} ended")
+            tx.check_executed(f"{what} of {self.operation} ended")
         except Exception:
             await undo(tx, rollback_and_release)
             raise
@@ -252,7 +252,7 @@ class AttemptSteps:
         if isinstance(step, NewStep) and self._done is not None:
             self._order.failed()
             raise WorkMisused(
-                f"{self._operation} is finished, and {kind} {options.name!r} is not among the steps that it recorded: "
+                f"{self.operation} is finished, and {kind} {options.name!r} is not among the steps that it recorded: "
                 "what is to be done after the end of a work is another work"
             )
         return step

@@ -112,22 +112,37 @@ async def release(dialect: str, work_id: str, *, actor: str, why: str = "") -> W
 
 
 async def resume(
-    dialect: str, work_id: str, *, actor: str, why: str = "", result: bytes | None = None, again: bool = False
+    dialect: str,
+    work_id: str,
+    *,
+    actor: str,
+    why: str = "",
+    result: bytes | None = None,
+    again: bool = False,
+    seen: StepView | None = None,
 ) -> WorkView:
     """Let the work go on. Where the outcome of a call is not known: `result` is what it returned, as it is stored;
     `again` says that it was not made. What was told may be corrected as long as the work has not gone on with it: an
-    attempt that cannot read it parks the work again. Raises WorkNotFit."""
+    attempt that cannot read it parks the work again. `seen` is the call as the person saw it who tells of it: where
+    another has told of it since, nothing is changed. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
 
     def plan(work: WorkView, steps: list[StepView]) -> _Changes:
         call = check_resume(work, steps, says_outcome=again or result is not None)
+        # Attempts are counted from zero now, and would not tell any more that one has gone on with what was told.
+        before = (sql.settle_told(digest),) if work.attempts > 0 else ()
         if call is None:
-            return (sql.resume(digest),), with_why({}, why)
+            return (*before, sql.resume(digest)), with_why({}, why)
+        if seen is not None and seen != call:
+            raise WorkNotFit(
+                f"what is recorded of call {seen.name!r} of work {work.id} was changed meanwhile, and nothing was done "
+                "now: see what it is with `onefold keys show`"
+            )
         if again or result is None:
             told = with_why({"step": call.name, "outcome": "not made"}, why)
-            return (sql.unmark(digest, call.position), sql.resume(digest)), told
+            return (*before, sql.unmark(digest, call.position), sql.resume(digest)), told
         outcome = "recorded" if call.result is None else "corrected"
-        changes = (sql.outcome(digest, call.position, result), sql.resume(digest))
+        changes = (*before, sql.outcome(digest, call.position, result), sql.resume(digest))
         return changes, with_why({"step": call.name, "outcome": outcome}, why)
 
     return await _change(sql, digest, actor, "keys resume", plan)

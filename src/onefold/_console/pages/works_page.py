@@ -56,12 +56,16 @@ async def resume(visit: Visit) -> Response:
     if why is None:
         return await _render_work(visit, problem=ASK_WHY)
     work, steps = await _find(visit)
+    call = find_unknown_call(steps) if outcome else None
+    if call is not None and visit.form.get("seen") not in (None, stamp_of(call)):
+        problem = f"What is recorded of the call {call.name} was changed meanwhile, and nothing was done now."
+        return await _render_work(visit, problem=problem)
     try:
         stored = None
         if outcome == "made":
             value = read_result(visit.form.get("result", ""), what="The result")
             stored = store_result(work, steps, value, _sealing_of(visit), what="The result")
-        named: dict[str, Any] = {"actor": visit.operator.name, "why": why, "result": stored}
+        named: dict[str, Any] = {"actor": visit.operator.name, "why": why, "result": stored, "seen": call}
         resumed = await visit.ask(partial(resume_work, work_id=work.id, again=outcome == "again", **named))
     except (ConfigurationError, WorkNotFit) as error:
         return await _render_work(visit, problem=str(error))
@@ -87,7 +91,8 @@ async def _render_work(visit: Visit, *, revealed: bool = False, problem: str = "
         work=work,
         steps=steps,
         results={step.position: write_result(step) for step in steps} if revealed else None,
-        unknown=find_unknown_call(steps),
+        unknown=(unknown := find_unknown_call(steps)),
+        seen="" if unknown is None else stamp_of(unknown),
         problem=problem,
     )
 
@@ -102,6 +107,11 @@ async def _find(visit: Visit) -> tuple[WorkView, list[StepView]]:
         return await visit.ask(partial(show_work, work_id=visit.param("id")))
     except WorkNotFit as error:
         raise missing(f"{error}.") from None
+
+
+def stamp_of(call: StepView) -> str:
+    """What tells that nothing was said of a call since a page showed it."""
+    return f"{call.position} {call.state} {call.recorded_ms}"
 
 
 def write_result(step: StepView) -> str:

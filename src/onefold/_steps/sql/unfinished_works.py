@@ -54,6 +54,7 @@ class UnfinishedStatements:
         self._outcome = d.text(
             f"UPDATE onefold_step SET state = 'told', result = $3::bytea, recorded_at = {d.now} WHERE {this_step}"
         )
+        self._settle_told = d.text(f"UPDATE onefold_step SET state = 'done' WHERE {_THIS} AND state = 'told'")
         self._unmark = d.text(f"DELETE FROM onefold_step WHERE {this_step}")
         self._audit = d.text(AUDIT)
 
@@ -84,6 +85,10 @@ class UnfinishedStatements:
     def outcome(self, digest: bytes, position: int, result: bytes) -> Statement:
         """What became of a call that was started, as a person tells it."""
         return Statement(self._outcome, (digest, position, result))
+
+    def settle_told(self, digest: bytes) -> Statement:
+        """What was told of calls stays as it is, whatever is told later."""
+        return Statement(self._settle_told, (digest,))
 
     def unmark(self, digest: bytes, position: int) -> Statement:
         """A call that was started was not made."""
