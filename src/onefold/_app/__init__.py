@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
@@ -131,14 +130,13 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
         on where this one stood, as soon as its process was silent for `lease_s`. `data` is what it is begun with, and
         must be the same then. Its end is remembered for `retention_s`: until then a block gets the recorded answers."""
-        from onefold._steps.steps import on_thread
-
         self._check_outside("once.work()")
-        executor, work = ThreadExecutor(self._database), self._named_work(name, data, lease_s, retention_s)
+        executor = ThreadExecutor(self._database)
+        work = self._named_work(executor, name, data, lease_s, retention_s)
         with self._trace_work(name) as block:
             block.attempt = attempt = run(work.begin(), executor)
             try:
-                yield attempt.make_steps(partial(on_thread, executor, self._new_transaction), asynchronous=False)
+                yield attempt.make_steps(executor, self._new_transaction)
             except Exception:
                 run(attempt.fail(), ThreadExecutor(self._database))
                 raise
@@ -309,14 +307,13 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
         on where this one stood, as soon as its process was silent for `lease_s`. `data` is what it is begun with, and
         must be the same then. Its end is remembered for `retention_s`: until then a block gets the recorded answers."""
-        from onefold._steps.steps import on_loop
-
         self._check_outside("once.work()")
-        executor, work = TaskExecutor(self._database), self._named_work(name, data, lease_s, retention_s)
+        executor = TaskExecutor(self._database)
+        work = self._named_work(executor, name, data, lease_s, retention_s)
         with self._trace_work(name) as block:
             block.attempt = attempt = await run_async(work.begin(), executor)
             try:
-                yield attempt.make_steps(partial(on_loop, executor, self._new_transaction), asynchronous=True)
+                yield attempt.make_steps(executor, self._new_transaction)
             except Exception:
                 await run_async(attempt.fail(), TaskExecutor(self._database))
                 raise

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from onefold._http.install import Layer
 from onefold._idempotency.encryption import peppers_of
 from onefold._idempotency.locked_store import LockedStore
+from onefold._kernel.current_transaction import is_in_open_block
 from onefold._kernel.effects import Isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import Sealer
 from onefold._outbox.write import Outbox
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, ProgrammerError
 
 # What only some applications need is imported when they first need it.
 if TYPE_CHECKING:
@@ -88,9 +89,22 @@ class WorkBlocks:
         self._beats = self._new_heartbeat()
         return SteppedStore(keys, Works(self._outbox.dialect), self._beats, Sealing(sealer, unsealed))
 
-    def _named_work(self, name: str, data: object, lease_s: float, keep_s: float) -> NamedWork:
+    def _named_work(
+        self,
+        executor: ThreadExecutor[Any] | TaskExecutor[Any],
+        name: str,
+        data: object,
+        lease_s: float,
+        keep_s: float,
+    ) -> NamedWork:
         from onefold._steps.named_work import NamedWork
 
+        if is_in_open_block(executor):
+            raise ProgrammerError(
+                f"once.work({name!r:.120}) was called inside an open once.transaction() or once.handling(...) block, "
+                "and nothing was run: what a work records is committed by itself, and would be kept although the block "
+                "fails. End the block first, or write its rows in a work.phase(...)"
+            )
         shared = self._layer.stepped()
         return NamedWork(
             shared.works,

@@ -55,7 +55,8 @@ class RequestSteps:
 
     def of(self, *, asynchronous: bool) -> Steps:
         """For a handler that awaits, or does not."""
-        return Steps(self._steps, self._find_runner(asynchronous), asynchronous=asynchronous)
+        perform = self._find_runner(asynchronous)
+        return Steps(self._steps, self._guarded.executor, perform, asynchronous=asynchronous)
 
     def check_end(self) -> None:
         self._steps.check_end()

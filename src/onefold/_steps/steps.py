@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeAlias, TypeVar
 
 from onefold._kernel.call_blocks import Block, enter, leave
+from onefold._kernel.current_transaction import is_in_open_block
 from onefold._kernel.derive import derive
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, is_async
@@ -42,10 +43,19 @@ class Steps:
     """The steps of one work. What is recorded is never run again: after a crash, or when a request is retried, each
     step that was done before answers from its record, and the work goes on behind it."""
 
-    __slots__ = ("_asynchronous", "_attempt", "_perform")
+    __slots__ = ("_asynchronous", "_attempt", "_executor", "_perform")
 
-    def __init__(self, attempt: AttemptSteps, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> None:
+    def __init__(
+        self,
+        attempt: AttemptSteps,
+        executor: ThreadExecutor[Any] | TaskExecutor[Any],
+        perform: Callable[[MakeStep], Any],
+        *,
+        asynchronous: bool,
+    ) -> None:
+        """`executor` leads to the database that `perform` does a step on."""
         self._attempt = attempt
+        self._executor = executor
         self._perform = perform
         self._asynchronous = asynchronous
 
@@ -123,6 +133,8 @@ class Steps:
                 f"{what} was given {function!r:.80}, which is not a function. Hand over the function and its arguments "
                 "one by one, as in work.call('charge', charge_card, ride), and do not call it"
             )
+        if is_in_open_block(self._executor):
+            raise WorkMisused(_IN_BLOCK.format(what=what, work=self._attempt.operation))
         if is_async(function) is not self._asynchronous:
             raise WorkMisused(_WRONG_COLOUR[self._asynchronous].format(what=what, name=_name_of(function)))
 
@@ -150,6 +162,13 @@ async def on_loop(
     executor = database.anew()
     return await run_async(make(functools.partial(new_transaction, executor)), executor)
 
+
+_IN_BLOCK: Final = (
+    "{what} of {work} was asked for inside an open once.transaction() or once.handling(...) block, and nothing of it "
+    "was run. A step commits by itself: it would be kept although the block fails, or wait for what the block has "
+    "locked. End the block before the step, or write its rows in the function of a work.phase(...), by the tx that it "
+    "is given"
+)
 
 _WRONG_COLOUR: Final = {
     True: "{what} was given {name}, which is not an async function: under AsyncOnefold it would stop every other "

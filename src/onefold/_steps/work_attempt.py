@@ -21,6 +21,7 @@ from onefold._kernel.effects import (
     Statement,
     begin_at,
 )
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
 from onefold._kernel.tracing import Tracer
 from onefold._steps.attempt_steps import AttemptSteps
@@ -28,7 +29,7 @@ from onefold._steps.fenced_commit import commit_fenced, find_lost_commit
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import StepTelling
-from onefold._steps.steps import MakeStep, Steps
+from onefold._steps.steps import Steps, on_loop, on_thread
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
 from onefold.errors import (
@@ -140,8 +141,15 @@ class WorkAttempt:
     def records_result(self) -> bool:
         return self._work.records_result
 
-    def make_steps(self, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> Steps:
-        return Steps(self._steps, perform, asynchronous=asynchronous)
+    def make_steps(
+        self, executor: ThreadExecutor[Any] | TaskExecutor[Any], new_transaction: Callable[[Any], OwnedTransaction[Any]]
+    ) -> Steps:
+        """Its steps, in the colour of the executor."""
+        if isinstance(executor, ThreadExecutor):
+            on_its_thread = functools.partial(on_thread, executor, new_transaction)
+            return Steps(self._steps, executor, on_its_thread, asynchronous=False)
+        on_its_loop = functools.partial(on_loop, executor, new_transaction)
+        return Steps(self._steps, executor, on_its_loop, asynchronous=True)
 
     @property
     def is_taken_over(self) -> bool:

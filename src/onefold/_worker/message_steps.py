@@ -20,7 +20,7 @@ from onefold._kernel.tracing import Tracer
 from onefold._steps.message_work import MessageName, MessageWork
 from onefold._steps.model import Done, Held
 from onefold._steps.sealing import Sealing
-from onefold._steps.steps import Steps, on_loop, on_thread
+from onefold._steps.steps import Steps
 from onefold._steps.work_attempt import WorkAttempt
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
@@ -92,10 +92,7 @@ class SteppedMessage(WorkAttempt):
         self.forget = work.forget
 
     def steps(self) -> Steps:
-        executor = self._shared.executor
-        if isinstance(executor, TaskExecutor):
-            return self.make_steps(functools.partial(on_loop, executor, self._begin), asynchronous=True)
-        return self.make_steps(functools.partial(on_thread, executor, self._begin), asynchronous=False)
+        return self.make_steps(self._shared.executor, self._begin)
 
     def interrupt(self) -> None:
         """Nothing more may be awaited for it: its work is given back without it."""

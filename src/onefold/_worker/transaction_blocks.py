@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
+from onefold._kernel.current_transaction import inside_block
 from onefold._kernel.effects import Flow, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
@@ -28,7 +29,8 @@ def block(tx: OwnedTransaction[Any], ends: Ends, executor: ThreadExecutor[Any]) 
     """For threads."""
     tx.open(_NAME)
     try:
-        yield tx
+        with inside_block(tx):
+            yield tx
         tx.check_end()
     except Exception as error:
         run(_undo(tx, ends, error), executor)
@@ -46,7 +48,8 @@ async def async_block(
     """For asyncio."""
     tx.open(_NAME)
     try:
-        yield tx
+        with inside_block(tx):
+            yield tx
         tx.check_end()
     except Exception as error:
         await run_async(_undo(tx, ends, error), executor)
