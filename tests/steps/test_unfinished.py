@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onefold import Keyring, Onefold, StepOptions, single_principal
+from onefold._kernel.log_context import ATTRIBUTE
 from onefold._kernel.results import encode_result
 from onefold._steps.model import Held
 from onefold._steps.sealing import Sealing, step_context
@@ -127,6 +128,19 @@ def test_an_outcome_that_was_told_in_a_wrong_form_parks_the_work_and_is_told_aga
     assert effects(place) == ["s-1"]
     details = [str(row[0]) for row in place.rows("SELECT details FROM onefold_audit ORDER BY id")]
     assert ["recorded" in details[0], "corrected" in details[1], len(details)] == [True, True, 2]
+
+
+def test_a_work_that_waits_for_a_person_is_logged_by_its_attempt_with_its_id_and_the_command(
+    once: Onefold, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    letter = Letter(once, place)
+    letter.say({"ID": "s-1"})
+    with pytest.raises(WorkParked):
+        letter.attempt()
+    unknown, misread = (record for record in caplog.records if record.levelno == logging.ERROR)
+    for line in (unknown, misread):
+        assert vars(line)[ATTRIBUTE] == {"event": "work.parked", "work": letter.work.id}
+        assert f"`onefold keys resume {letter.work.id}" in line.getMessage()
 
 
 def test_a_call_that_was_told_in_a_wrong_form_may_be_said_not_to_be_made(once: Onefold, place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Texts, times and spans as people read them, on the command line and in the console."""
+"""Texts, times and spans as people read them: in commands, in the console and in what is stored for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from datetime import UTC, datetime
 def harmless(text: str) -> str:
     """The text without what would move the cursor or turn the reading direction: messages come from strangers."""
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+
+
+def one_line(text: str, chars_max: int) -> str:
+    """For people to read, and for any database to take: errors quote what strangers sent."""
+    return "".join(char if char.isprintable() else " " for char in text[:chars_max])
 
 
 def age(seconds: float | None) -> str:

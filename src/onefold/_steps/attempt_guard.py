@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from onefold._kernel.log_context import log_extra
+from onefold._kernel.readable import one_line
 from onefold._steps.model import Held, RecordedStep
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_ports import LeaseRenewals
@@ -93,25 +95,29 @@ class AttemptGuard:
         """A call that must not be made twice was begun by an earlier attempt: leave the work to a person."""
         held, reason = self.held, f"outcome unknown: {name}"
         await self._works.park(held, reason)
-        _log.error(
-            "%s is parked (work %s): call %r was begun by an earlier attempt, its outcome is not known, and it must "
-            "not be made again (repeatable=False). Find out what became of it, then `onefold keys resume` or `release`",
-            self._operation, held.digest.hex(), name,
-        )  # fmt: skip
-        return self._leave_to_person(held, reason, name)
+        why = (
+            f"call {name!r} was begun by an earlier attempt, its outcome is not known, and it must not be made again "
+            "(repeatable=False). Find out what became of it"
+        )
+        return self._leave_to_person(held, reason, name, why)
 
     async def park_told(self, told: RecordedStep, error: ResultUnreadable | StoreError) -> WorkParked:
         """What a person told of a call cannot be read, and nothing was done with it: its outcome is unknown as before.
         What was told stays with the mark, to be seen by the person who corrects it."""
         held = self.held
         way_out = "" if isinstance(error, ResultUnreadable) else _TELL_SEALED
-        reason = f"outcome told in a wrong form, and nothing was done with it: {error}{way_out}"
-        reason = "".join(char if char.isprintable() else " " for char in reason)[:_REASON_CHARS_MAX]
+        told_wrongly = f"outcome told in a wrong form, and nothing was done with it: {error}{way_out}"
+        reason = one_line(told_wrongly, _REASON_CHARS_MAX)
         await self._works.park(held, reason, told._replace(state="started"))
-        _log.error("%s is parked (work %s): %s", self._operation, held.digest.hex(), reason)
-        return self._leave_to_person(held, reason, told.name)
+        return self._leave_to_person(held, reason, told.name, reason)
 
-    def _leave_to_person(self, held: Held, reason: str, name: str) -> WorkParked:
+    def _leave_to_person(self, held: Held, reason: str, name: str, why: str) -> WorkParked:
+        """The work is parked, for this reason; `why` says the same for the log."""
+        work = held.digest.hex()
+        _log.error(
+            "%s is parked (work %s): %s. Then `onefold keys resume %s` with --result or --again, or `onefold keys "
+            "release %s`", self._operation, work, why, work, work, extra=log_extra("work.parked", work=work),
+        )  # fmt: skip
         self._renewals.drop(held)
         self._telling.tell_parked(held.attempts, reason)
         self.parked = reason

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Fetch
 from onefold._kernel.log_context import LogField, log_extra
+from onefold._kernel.readable import one_line
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkIsParked
 from onefold._policy.backoff import Backoff, Draw
@@ -77,8 +78,8 @@ class CompletionAttempt(NamedTuple):
 
     @property
     def reason(self) -> str:
-        told = self.error or (f"status {self.status}" if self.status is not None else "no answer")
-        return "".join(char if char.isprintable() else " " for char in told)[:_REASON_CHARS_MAX]
+        reason = self.error or (f"status {self.status}" if self.status is not None else "no answer")
+        return one_line(reason, _REASON_CHARS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +147,9 @@ class Completer:
             await Batch((Boundary.ROLLBACK,))
             return "busy" if locked else self._tell_completed(picked, ended)
         attempts, parked, leased = rows[0]
-        if (
-            parked is not None or leased
-        ):  # by its own handler, which has told; by another attempt, which has taken it over
+        if parked is not None or leased:
             await Batch((Boundary.ROLLBACK,))
+            # Parked by the attempt that was just made, which has told it; leased by one that has taken the work over.
             return "busy" if parked is None else "parked"
         # An attempt that did not get as far as the claim was one all the same: a route that is gone, a 401.
         attempts = max(attempts, picked.attempts + 1)

@@ -29,13 +29,13 @@ from onefold._client.journal.records import (
     JournalEntry,
     check_fingerprint,
     check_intent,
-    one_line,
 )
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Statement
 from onefold._kernel.ids import new_id
+from onefold._kernel.readable import one_line
 from onefold.errors import ConfigurationError, IntentExpired, IntentReused, StoreBusy
 
 #: How long the end of a call waits for the write lock, in all.

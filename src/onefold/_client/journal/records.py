@@ -95,8 +95,3 @@ def check_limit(limit: int) -> int:
     if not 1 <= limit <= LISTED_MAX:
         raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
     return limit
-
-
-def one_line(text: str, chars_max: int) -> str:
-    """For people to read, and for any database to take: errors quote what strangers sent."""
-    return "".join(char if char.isprintable() else " " for char in text[:chars_max])
