@@ -39,7 +39,7 @@ from onefold._steps.attempt_guard import FOR_PERSON
 from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim, lease_of
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.work_ports import LeaseRenewals
-from onefold._steps.works import CLAIMS_MAX, Works, taken_over
+from onefold._steps.works import CLAIMS_MAX, Works, note_taken_over
 from onefold.errors import OutcomeUnknown, WorkParked
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class RequestWork:
 
     async def _check_claim(self, held: Held) -> None:
         if not await Fetch(self._works.sql.lock(held)):
-            raise taken_over(held)
+            raise note_taken_over(held)
 
     def _mine(self) -> Held:
         assert self._held is not None

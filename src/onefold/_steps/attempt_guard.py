@@ -14,7 +14,7 @@ from onefold._kernel.readable import one_line
 from onefold._steps.model import Held, RecordedStep
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_ports import LeaseRenewals
-from onefold._steps.works import Works, taken_over
+from onefold._steps.works import Works, note_taken_over
 from onefold.errors import OutcomeUnknown, ResultUnreadable, StoreError, WorkMisused, WorkParked
 
 _log: Final = logging.getLogger("onefold.steps")
@@ -60,7 +60,7 @@ class AttemptGuard:
         """The work that this attempt does. Raises WorkTakenOver."""
         assert self._held is not None
         if self._held.taken_over:
-            raise taken_over(self._held)
+            raise note_taken_over(self._held)
         return self._held
 
     def check_next(self, asked: str) -> None:

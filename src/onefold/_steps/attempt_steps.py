@@ -31,7 +31,7 @@ from onefold._steps.step_results import StepResults
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.step_trace import trace_recorded, trace_step
 from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
-from onefold._steps.works import CLAIMS_MAX, Works, taken_over
+from onefold._steps.works import CLAIMS_MAX, Works, note_taken_over
 from onefold.errors import OutcomeUnknown, ResultUnreadable, SerializationFailed, StoreError, WorkMisused
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ class AttemptSteps:
                     raise
         if not ours:
             await rollback_and_release()
-            raise taken_over(held)
+            raise note_taken_over(held)
 
     async def _perform(
         self, tx: OwnedTransaction[Any], function: Callable[[Any], Any], close: Callable[[Any], T], *, what: str

@@ -8,7 +8,7 @@ from onefold._kernel.effects import Batch, BatchItem, Discard, Flow
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
 from onefold._steps.model import Held
-from onefold._steps.works import taken_over
+from onefold._steps.works import note_taken_over
 from onefold.errors import ConnectionLost, OutcomeUnknown, RequiredValueMissing, StoreUnavailable
 
 #: Whether a COMMIT took place. None: that is not decided yet.
@@ -26,7 +26,7 @@ async def commit_fenced(held: Held, batch: tuple[BatchItem, ...], look: Look, *,
         return False
     except RequiredValueMissing as error:
         await Discard()
-        raise taken_over(held) from error
+        raise note_taken_over(held) from error
     except Exception as error:
         await Discard()
         rethrow(error)

@@ -15,7 +15,7 @@ from onefold._steps.sql.unfinished_works import STATEMENTS
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
-from onefold._steps.works import Works, taken_over
+from onefold._steps.works import Works, note_taken_over
 
 
 class MessageName(NamedTuple):
@@ -97,7 +97,7 @@ class MessageWork(Work):
             if not seen:  # its transaction still has the row, perhaps
                 return None
             if seen[0][0] != held.fence:
-                raise taken_over(held)
+                raise note_taken_over(held)
             return False
 
         return await with_connection(look)

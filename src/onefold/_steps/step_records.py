@@ -28,7 +28,7 @@ from onefold._kernel.effects import (
 from onefold._steps.attempt_guard import AttemptGuard
 from onefold._steps.fenced_commit import commit_fenced
 from onefold._steps.model import Held, RecordedStep
-from onefold._steps.works import Works, read_steps, taken_over
+from onefold._steps.works import Works, note_taken_over, read_steps
 from onefold.errors import OutcomeUnknown, RequiredValueMissing, StoreBusy, StoreUnavailable, WorkTakenOver
 
 #: Between the attempts to record a call that was made, for as long as its lease lasts; the last one again and again.
@@ -71,7 +71,7 @@ class StepRecords:
             except RequiredValueMissing as error:
                 await Discard()
                 self._guard.unsure = None
-                raise taken_over(held) from error
+                raise note_taken_over(held) from error
             except (StoreUnavailable, StoreBusy) as error:
                 await Discard()
                 if held.taken_over or await Now() + pause_s >= until:
@@ -97,5 +97,5 @@ class StepRecords:
         if not seen:
             return None
         if seen[0][0] != held.fence:
-            raise taken_over(held)
+            raise note_taken_over(held)
         return any(step.position == position for step in steps)

@@ -31,7 +31,7 @@ from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import StepTelling
 from onefold._steps.steps import Steps, on_loop, on_thread
 from onefold._steps.work_ports import LeaseRenewals
-from onefold._steps.works import Works, taken_over
+from onefold._steps.works import Works, note_taken_over
 from onefold.errors import (
     ConnectionLost,
     OutcomeUnknown,
@@ -212,7 +212,7 @@ class WorkAttempt:
         try:
             await with_connection(functools.partial(run_batch, *batch))
         except RequiredValueMissing as error:
-            raise taken_over(held) from error
+            raise note_taken_over(held) from error
         except ConnectionLost as error:
             look = functools.partial(self._work.is_ended, held)
             await find_lost_commit(look, error, lost=self._lost, way_out=_NEXT_ENDS)

@@ -144,7 +144,7 @@ class Works:
             return None
         [(fence, finished)] = rows
         if fence != held.fence:
-            raise taken_over(held)
+            raise note_taken_over(held)
         return bool(finished)
 
     async def park(self, held: Held, reason: str, *records: RecordedStep) -> None:
@@ -154,7 +154,7 @@ class Works:
         try:
             await with_connection(functools.partial(run_batch, *batch))
         except RequiredValueMissing as error:
-            raise taken_over(held) from error
+            raise note_taken_over(held) from error
 
     async def reap(self, limit: int) -> int:
         """Forget at most `limit` works; how many there were."""
@@ -174,8 +174,8 @@ class Works:
         return len(rows)
 
 
-def taken_over(held: Held) -> WorkTakenOver:
-    """The error of a holder whose work another process has now."""
+def note_taken_over(held: Held) -> WorkTakenOver:
+    """Another process was found to have the work: this holder goes no further. The error for its caller."""
     held.taken_over = True
     return WorkTakenOver(
         "Another process has taken this over, and goes on with it. Retry with the same Idempotency-Key.",
