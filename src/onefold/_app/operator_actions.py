@@ -17,7 +17,7 @@ from onefold._inbox.redrive import Filter, redrive
 from onefold._kernel.results import encode_result
 from onefold._steps.message_work import forget_message, read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
-from onefold._steps.unfinished_works import StepView, WorkView, find_unknown_call, resume
+from onefold._steps.unfinished_works import StepView, WorkView, find_call_to_decide, resume
 from onefold.errors import ConfigurationError
 
 _ANY_AGE_S: Final = 3650 * DAY_S
@@ -56,7 +56,7 @@ async def resume_work(
     again: bool = False,
     seen: StepView | None = None,
 ) -> Resumed:
-    """Let a work go on, as `_steps.unfinished.resume` does. A message that waits as a dead letter is redriven, however
+    """Let a work go on, as `_steps.unfinished_works.resume` does. A message that waits as a dead letter is redriven, however
     old it is: that its work is there says that it was not handled. A crash between the two leaves a work that can go
     on, and a dead letter: resuming it once more does the rest."""
     work = await resume(dialect, work_id, actor=actor, why=why, result=result, again=again, seen=seen)
@@ -80,9 +80,9 @@ def read_result(text: str, *, what: str) -> Any:
 
 
 def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing: Sealing | None, *, what: str) -> bytes:
-    """What the call returned whose outcome is unknown, as it is stored. `sealing`: how the application of the work
+    """What the call returned whose outcome a person says, as it is stored. `sealing`: how the application of the work
     seals what it records; None: that is not known, and has to follow from what is there."""
-    plain, call = encode_result(value, what=what), find_unknown_call(steps)
+    plain, call = encode_result(value, what=what), find_call_to_decide(steps)
     if call is None:
         return plain  # refused by `resume`, with what to do
     # Not what was told of the call itself: that is corrected now, perhaps because it was sealed in a wrong way.

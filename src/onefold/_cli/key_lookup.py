@@ -108,7 +108,7 @@ def describe_key(
     """What became of a key, without its answer."""
     key = verdict.key
     stored = {} if key is None else stored_ms([key], known)
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "state": verdict.state,
         "operation": key.operation if key is not None else found.work and found.work.operation,
         "what": verdict.what,
@@ -124,8 +124,8 @@ def describe_key(
         "ids": [name.hex() for name in search.names],
     }
     if (line := found.erased) is not None:
-        told["erased"] = {"at": moment(line.at_ms), "actor": line.actor, "why": line.details.get("why")}
-    return told
+        described["erased"] = {"at": moment(line.at_ms), "actor": line.actor, "why": line.details.get("why")}
+    return described
 
 
 def _describe_answer(key: KeyView | None) -> dict[str, Any]:

@@ -108,23 +108,23 @@ def show_command(
         found = place.ask(partial(look_up, names=search.names))
         if search.route == "digest" and found.is_empty:
             raise ConfigurationError(f"there is no unfinished work {name}, and no stored answer")
-        told = describe_key(search, found, found.judge(search.route), place.operations)
+        shown = describe_key(search, found, found.judge(search.route), place.operations)
     if found.work is not None:
-        told = {**told, **_describe(found.work), "verdict": told["state"]}
+        shown = {**shown, **_describe(found.work), "verdict": shown["state"]}
     if as_json:
         steps = {"steps": [_describe_step(step) for step in found.steps]} if found.work is not None else {}
-        answer({**told, **steps})
+        answer({**shown, **steps})
     else:
-        _print_key(told, found.steps)
+        _print_key(shown, found.steps)
     if found.is_empty:
         raise typer.Exit(1)
 
 
-def _print_key(told: Mapping[str, Any], steps: Sequence[StepView]) -> None:
-    for what, value in told.items():
+def _print_key(described: Mapping[str, Any], steps: Sequence[StepView]) -> None:
+    for what, value in described.items():
         if value is not None:
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-            typer.echo(f"{what + ':':<14} {harmless(str(shown))}")
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            typer.echo(f"{what + ':':<14} {harmless(text)}")
     if steps:
         rows = [
             (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), _result(step))

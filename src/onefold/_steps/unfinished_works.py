@@ -139,8 +139,8 @@ async def resume(
                 "now: see what it is with `onefold keys show`"
             )
         if again or result is None:
-            told = with_why({"step": call.name, "outcome": "not made"}, why)
-            return (*before, sql.unmark(digest, call.position), sql.resume(digest)), told
+            changes = (*before, sql.unmark(digest, call.position), sql.resume(digest))
+            return changes, with_why({"step": call.name, "outcome": "not made"}, why)
         outcome = "recorded" if call.result is None else "corrected"
         changes = (*before, sql.outcome(digest, call.position, result), sql.resume(digest))
         return changes, with_why({"step": call.name, "outcome": outcome}, why)
@@ -156,7 +156,7 @@ def check_idle(work: WorkView) -> None:
 
 def check_resume(work: WorkView, steps: Sequence[StepView], *, says_outcome: bool) -> StepView | None:
     """The call whose outcome is said. Raises WorkNotFit where one must be said, or must not."""
-    call = find_unknown_call(steps)
+    call = find_call_to_decide(steps)
     if not says_outcome:
         if call is not None and call.state == "started":
             raise WorkNotFit(
@@ -174,8 +174,9 @@ def check_resume(work: WorkView, steps: Sequence[StepView], *, says_outcome: boo
     return call
 
 
-def find_unknown_call(steps: Sequence[StepView]) -> StepView | None:
-    """The call whose outcome is not known, or else the last one whose outcome a person told."""
+def find_call_to_decide(steps: Sequence[StepView]) -> StepView | None:
+    """The call whose outcome a person may say: the one that is not known, or else the last one that a person told,
+    which may be corrected (see `check_resume`)."""
     started = [step for step in steps if step.state == "started"]
     told = [step for step in steps if step.state == "told"]
     return started[0] if started else told[-1] if told else None
@@ -211,7 +212,7 @@ async def _change(
             return None if found is None else found[0]
         view, steps = found
         changes, details = plan(view, steps)
-        told = {
+        audited = {
             "work": view.id,
             "operation": view.operation,
             "reason": view.reason,
@@ -219,7 +220,7 @@ async def _change(
             "steps": [step.name for step in steps],
             **details,
         }
-        await Batch((*changes, sql.audit(audit_values(actor, action, told)), Boundary.COMMIT))
+        await Batch((*changes, sql.audit(audit_values(actor, action, audited)), Boundary.COMMIT))
         return view
 
     view = await with_connection(work)

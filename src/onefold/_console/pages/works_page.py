@@ -18,7 +18,7 @@ from onefold._steps.unfinished_works import (
     WorkNotFit,
     WorkPlace,
     WorkView,
-    find_unknown_call,
+    find_call_to_decide,
     list_works,
     release,
     show_work,
@@ -56,7 +56,7 @@ async def resume(visit: Visit) -> Response:
     if why is None:
         return await _render_work(visit, problem=ASK_WHY)
     work, steps = await _find(visit)
-    call = find_unknown_call(steps) if outcome else None
+    call = find_call_to_decide(steps) if outcome else None
     if call is not None and visit.form.get("seen") not in (None, stamp_of(call)):
         problem = f"What is recorded of the call {call.name} was changed meanwhile, and nothing was done now."
         return await _render_work(visit, problem=problem)
@@ -91,8 +91,8 @@ async def _render_work(visit: Visit, *, revealed: bool = False, problem: str = "
         work=work,
         steps=steps,
         results={step.position: write_result(step) for step in steps} if revealed else None,
-        unknown=(unknown := find_unknown_call(steps)),
-        seen="" if unknown is None else stamp_of(unknown),
+        to_decide=(call := find_call_to_decide(steps)),
+        seen="" if call is None else stamp_of(call),
         problem=problem,
     )
 
