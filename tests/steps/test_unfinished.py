@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onefold import Keyring, Onefold, StepOptions, single_principal
+from onefold._app.operator_actions import show_result
 from onefold._kernel.log_context import ATTRIBUTE
 from onefold._kernel.results import encode_result
 from onefold._steps.model import Held
@@ -141,6 +142,22 @@ def test_a_work_that_waits_for_a_person_is_logged_by_its_attempt_with_its_id_and
     for line in (unknown, misread):
         assert vars(line)[ATTRIBUTE] == {"event": "work.parked", "work": letter.work.id}
         assert f"`onefold keys resume {letter.work.id}" in line.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (None, "-"),
+        (b'\x00{"name": "Zo\xc3\xab"}', '{"name": "Zoë"}'),
+        (b"\x00null", "null"),
+        (b"\x00{", "(not readable)"),
+        (b"\x01anything", "(sealed)"),
+        (b"\x07of a later release", "(not readable)"),
+    ],
+)
+def test_what_a_step_returned_is_shown_as_far_as_it_can_be_read(stored: bytes | None, shown: str) -> None:
+    step = StepView(position=0, name="send", kind="call", state="done", result=stored, recorded_ms=0)
+    assert show_result(step) == shown
 
 
 def test_a_call_that_was_told_in_a_wrong_form_may_be_said_not_to_be_made(once: Onefold, place: Place) -> None:

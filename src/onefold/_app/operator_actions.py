@@ -18,7 +18,7 @@ from onefold._kernel.results import encode_result
 from onefold._steps.message_work import forget_message, read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
 from onefold._steps.unfinished_works import StepView, WorkView, find_call_to_decide, resume
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, WorkUnreadable
 
 _ANY_AGE_S: Final = 3650 * DAY_S
 
@@ -99,6 +99,23 @@ def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing:
             )
         sealing = Sealing()
     return sealing.seal(plain, step_context(bytes.fromhex(work.id), call.position, call.name))
+
+
+def read_unsealed(stored: bytes) -> Any:
+    """What was recorded without a seal. Raises ValueError, WorkUnreadable."""
+    return json.loads(Sealing().unseal(stored, b"", what="the result"))
+
+
+def show_result(step: StepView) -> str:
+    """What a step returned, as far as it can be read without the keys of its application."""
+    if step.result is None:
+        return "-"
+    if is_sealed(step.result):
+        return "(sealed)"
+    try:
+        return json.dumps(read_unsealed(step.result), ensure_ascii=False)
+    except (ValueError, WorkUnreadable):
+        return "(not readable)"
 
 
 def _refuse_constant(name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from onefold._app.operator_actions import read_result, resume_work, store_result
+from onefold._app.operator_actions import read_result, read_unsealed, resume_work, show_result, store_result
 from onefold._cli.key_lookup import APP, NAME, PRINCIPAL, ROUTE, describe_key, describe_stored, key_place
 from onefold._cli.options import ACTOR, DATABASE, JSON, WHY, YES, actor_name, confirm
 from onefold._cli.output import answer, print_table
@@ -31,7 +31,7 @@ from onefold._steps.unfinished_works import (
     release,
     show_work,
 )
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, WorkUnreadable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -127,7 +127,7 @@ def _print_key(described: Mapping[str, Any], steps: Sequence[StepView]) -> None:
             typer.echo(f"{what + ':':<14} {harmless(text)}")
     if steps:
         rows = [
-            (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), _result(step))
+            (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), show_result(step))
             for step in steps
         ]
         typer.echo()
@@ -344,12 +344,6 @@ def _plain(step: StepView) -> Any:
     if step.result is None or is_sealed(step.result):
         return None
     try:
-        return json.loads(Sealing().unseal(step.result, b"", what="the result"))
-    except ValueError:
+        return read_unsealed(step.result)
+    except (ValueError, WorkUnreadable):
         return None
-
-
-def _result(step: StepView) -> str | None:
-    if step.result is None:
-        return None
-    return "(sealed)" if is_sealed(step.result) else json.dumps(_plain(step))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
 
-from onefold._app.operator_actions import read_result, resume_work, store_result
+from onefold._app.operator_actions import read_result, resume_work, show_result, store_result
 from onefold._console.roles import Role
 from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._kernel.audit import write_audit
-from onefold._steps.sealing import Sealing, is_sealed
+from onefold._steps.sealing import Sealing
 from onefold._steps.unfinished_works import (
     StepView,
     WorkNotFit,
@@ -90,7 +89,7 @@ async def _render_work(visit: Visit, *, revealed: bool = False, problem: str = "
         "work.html",
         work=work,
         steps=steps,
-        results={step.position: write_result(step) for step in steps} if revealed else None,
+        results={step.position: show_result(step) for step in steps} if revealed else None,
         to_decide=(call := find_call_to_decide(steps)),
         seen="" if call is None else stamp_of(call),
         problem=problem,
@@ -112,18 +111,6 @@ async def _find(visit: Visit) -> tuple[WorkView, list[StepView]]:
 def stamp_of(call: StepView) -> str:
     """What tells that nothing was said of a call since a page showed it."""
     return f"{call.position} {call.state} {call.recorded_ms}"
-
-
-def write_result(step: StepView) -> str:
-    """What a step returned, as far as it can be read without the keys of its application."""
-    if step.result is None:
-        return "-"
-    if is_sealed(step.result):
-        return "(sealed)"
-    try:
-        return json.dumps(json.loads(Sealing().unseal(step.result, b"", what="the result")), ensure_ascii=False)
-    except ValueError:
-        return "(not readable)"
 
 
 def _sealing_of(visit: Visit) -> Sealing | None:
