@@ -14,7 +14,7 @@ from onefold._idempotency.model import Record
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Flow
 from onefold._kernel.telemetry import tell
-from onefold._kernel.telemetry.request_events import AuthenticationFailed, Outcome, Released, Settled, claimed
+from onefold._kernel.telemetry.request_events import AuthenticationFailed, Outcome, Released, Settled, claimed_event
 from onefold._kernel.tracing import Tracer
 from onefold.errors import AuthenticationBroken, OnefoldError, StoreUnavailable, TooManyRequests
 
@@ -80,7 +80,7 @@ class ReportedRequest:
 
     def _emit_claimed(self, outcome: Outcome) -> None:
         if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, claimed(self.operation, outcome))
+            tell(self._guard.listener, claimed_event(self.operation, outcome))
             if self.trace is not None:
                 self.trace.note_claim(outcome)
 

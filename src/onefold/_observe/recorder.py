@@ -55,23 +55,24 @@ class Recorder:
         series = {move.instrument: _SeriesOf(backend, move.instrument, values_max)
                   for moves in MOVES.values() for move in moves}  # fmt: skip
         self._readers: dict[type, Callable[[Any], None]] = {}
-        self._remembering: dict[type, _Remembering] = {}
+        #: Of what every request tells.
+        self._moves: dict[type, _EventMoves] = {}
         for kind, moves in MOVES.items():
             pairs = [(move, series[move.instrument]) for move in moves]
             simple = [(move, series) for move, series in pairs if isinstance(move, Move)]
             if kind in LABELLED_BY and len(simple) == len(pairs):
-                self._remembering[kind] = _Remembering(simple, LABELLED_BY[kind])
+                self._moves[kind] = _EventMoves(simple, LABELLED_BY[kind])
             else:
-                self._readers[kind] = _reader_of_all(pairs)
+                self._readers[kind] = _make_reader_of_all(pairs)
 
     def __call__(self, event: Event) -> None:
         try:
-            often = self._remembering[event.__class__]
+            moves = self._moves[event.__class__]
         except KeyError:
             if (read := self._readers.get(event.__class__)) is not None:  # an event that moves nothing has none
                 read(event)
             return
-        often.move(often.labelled_by(event), (event,))
+        moves.perform(moves.labelled_by(event), (event,))
 
     def catch_up(self) -> None:
         """Move the numbers by all events that were told until now."""
@@ -86,7 +87,7 @@ class HoldingRecorder(Recorder):
 
     def __init__(self, backend: Backend, *, values_max: int = VALUES_MAX) -> None:
         super().__init__(backend, values_max=values_max)
-        self._held: dict[type, deque[Any]] = {kind: deque() for kind in self._remembering}
+        self._held: dict[type, deque[Any]] = {kind: deque() for kind in self._moves}
         self._room = HELD_MAX
         self.note_fork()
         watch_forks(self)
@@ -98,7 +99,7 @@ class HoldingRecorder(Recorder):
             super().__call__(event)
             return
         held.append(event)
-        # Two threads at once may count as one: then a few more are held.
+        # Two threads at once may count as one: then a folded more are held.
         self._room -= 1
         if self._room <= 0 and self._draining.acquire(blocking=False):  # another thread that drains is not waited for
             try:
@@ -119,16 +120,16 @@ class HoldingRecorder(Recorder):
         for kind, held in self._held.items():
             # As many as there are now: those that come meanwhile are for the next time.
             if events := [*starmap(held.popleft, repeat((), len(held)))]:
-                self._move(self._remembering[kind], events)
+                self._perform(self._moves[kind], events)
 
-    def _move(self, often: _Remembering, events: Sequence[Event]) -> None:
-        labels = [*map(often.labelled_by, events)]
+    def _perform(self, moves: _EventMoves, events: Sequence[Event]) -> None:
+        labels = [*map(moves.labelled_by, events)]
         for one in dict.fromkeys(labels):
             alike = [*compress(events, map(one.__eq__, labels))]
             try:
-                often.move(one, alike)
+                moves.perform(one, alike)
             except Exception:
-                _log.warning("%d events like %r have moved no metric", len(alike), alike[0], exc_info=True)
+                _log.warning("%d events like %r are not in all metrics", len(alike), alike[0], exc_info=True)
 
 
 class _SeriesOf:
@@ -146,10 +147,10 @@ class _SeriesOf:
     def bind(self, labels: Labels) -> Record:
         """For labels that are not in `bound`: their series, or the one that stands for those beyond the limit."""
         with self._lock:
-            few = self._fold(labels)
-            if few not in self.bound:
-                self.bound[few] = self._backend.bind(self._instrument, few)
-            return self.bound[few]
+            folded = self._fold(labels)
+            if folded not in self.bound:
+                self.bound[folded] = self._backend.bind(self._instrument, folded)
+            return self.bound[folded]
 
     def fold(self, labels: Labels) -> Labels:
         """The labels that these count under: those beyond the limit share a series."""
@@ -175,9 +176,9 @@ class _SeriesOf:
         return OTHER
 
 
-class _Remembering:
-    """All moves of an event at once, by what decides their labels: counters that grow by one, and what takes a value of
-    the event."""
+class _EventMoves:
+    """The moves of one kind of event, whose series are looked up once for each of its labels, all together: counters
+    that grow by one, and what takes a value of the event."""
 
     __slots__ = ("_moves", "known", "labelled_by")
 
@@ -201,7 +202,7 @@ class _Remembering:
             self.known[self.labelled_by(event)] = records
         return records
 
-    def move(self, labels: object, events: Sequence[Any]) -> None:
+    def perform(self, labels: object, events: Sequence[Any]) -> None:
         """By events of the same labels."""
         counters, valued = self.known.get(labels) or self.bind(events[0])
         ones = _ONE * len(events)
@@ -211,9 +212,9 @@ class _Remembering:
             record([*map(value, events)])
 
 
-def _reader_of_all(moves: Sequence[tuple[AnyMove, _SeriesOf]]) -> Callable[[Any], None]:
+def _make_reader_of_all(moves: Sequence[tuple[AnyMove, _SeriesOf]]) -> Callable[[Any], None]:
     """What an event of one kind is handed to."""
-    readers = tuple(_reader(move, series) for move, series in moves)
+    readers = tuple(_make_reader(move, series) for move, series in moves)
 
     def read(event: Any) -> None:
         for each in readers:
@@ -222,7 +223,7 @@ def _reader_of_all(moves: Sequence[tuple[AnyMove, _SeriesOf]]) -> Callable[[Any]
     return read
 
 
-def _reader(move: AnyMove, series: _SeriesOf) -> Callable[[Any], None]:
+def _make_reader(move: AnyMove, series: _SeriesOf) -> Callable[[Any], None]:
     bound, bind = series.bound, series.bind
     match move:
         case Move(_, labels_of, value_of):
@@ -246,8 +247,8 @@ def _reader(move: AnyMove, series: _SeriesOf) -> Callable[[Any], None]:
             def replace(event: Any) -> None:
                 now: dict[Labels, float] = dict.fromkeys(named, 0)
                 for labels, amount in several(event):
-                    few = series.fold(labels)
-                    now[few] = now.get(few, 0) + amount
+                    folded = series.fold(labels)
+                    now[folded] = now.get(folded, 0) + amount
                 named.update(now)
                 for labels, amount in now.items():
                     (bound.get(labels) or bind(labels))((amount,))

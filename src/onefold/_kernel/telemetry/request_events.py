@@ -24,8 +24,8 @@ class Claimed:
     outcome: Outcome
 
 
-#: One for all requests of an operation that came to the same: each tells it, and few are different.
-claimed: Final = lru_cache(maxsize=1024)(Claimed)
+#: `Claimed(operation, outcome)`, made once: every request tells it, and few are different.
+claimed_event: Final = lru_cache(maxsize=1024)(Claimed)
 
 
 @dataclass(frozen=True, slots=True)
