@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.guards import counted_hops
 from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
-from onefold.db._threaded import IDLE_MAX, LANES_MAX, ThreadedDatabase
+from onefold.db._threaded import IDLE_MAX, OUT_MAX, ThreadedDatabase
 from onefold.db.sqlite import async_sqlite
 from onefold.errors import StoreUnavailable
 from tests.support.patience import PATIENCE_S
@@ -160,7 +160,7 @@ async def test_many_at_once_take_turns_and_leave_few_threads_behind(monkeypatch:
         await connection.release()
 
     await asyncio.gather(*(use() for _ in range(300)))
-    assert counting.most <= LANES_MAX
+    assert counting.most <= OUT_MAX
     await asyncio.to_thread(_until, lambda: threading.active_count() <= before + IDLE_MAX + 1)
     await database.close()
 
@@ -169,8 +169,8 @@ async def test_one_too_many_is_let_in_rather_than_kept_out_for_ever(monkeypatch:
     monkeypatch.setattr("onefold.db._threaded._ROOM_S", 0.01)
     counting = CountingDatabase()
     database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
-    held = [await database.acquire() for _ in range(LANES_MAX + 1)]
-    assert counting.out == LANES_MAX + 1
+    held = [await database.acquire() for _ in range(OUT_MAX + 1)]
+    assert counting.out == OUT_MAX + 1
     for connection in held:
         await connection.release()
     await database.close()

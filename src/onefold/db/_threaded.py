@@ -1,4 +1,4 @@
-"""A synchronous database for asyncio: one thread per executor, so that the loop never blocks.
+"""A synchronous database for asyncio: one thread per connection that is out, so that the loop never blocks.
 
 Every connection keeps a thread of its own while it is out. A shared pool of threads would deadlock: those who
 wait for a connection or a lock would occupy the threads that its holder needs to let go of it.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _log = logging.getLogger("onefold.database")
 
 #: How many connections are out at once, as a rule: each has a thread and open files.
-LANES_MAX = 64
+OUT_MAX = 64
 
 #: How many idle threads are kept.
 IDLE_MAX = 32
@@ -94,9 +94,9 @@ class ThreadedDatabase(Generic[H, A]):
     ) -> None:
         """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread;
         `release_at_rest` gives one back like that, if it can, and says whether it did; `glance` does what can be done
-        like that. Where there is a `release_at_rest`, user code, too, reaches the connection on its thread only;
-        `interrupt` breaks off what it has under way there, and says whether there was something. `end_handler` lets
-        nothing more of it begin, and says how long the end of its transaction waits for what has."""
+        like that. Those who give a `release_at_rest` have user code, too, reach a connection on its thread only
+        (`keeps_to_thread`); `interrupt` breaks off what it has under way there, and says whether there was something.
+        `end_handler` lets nothing more of it begin, and says how long the end of its transaction waits for what has."""
         #: The synchronous one.
         self.database = database
         self._acquire = acquire or database.acquire
@@ -107,16 +107,21 @@ class ThreadedDatabase(Generic[H, A]):
         self.glance = glance
         self.interrupt = interrupt
         self.end_handler = end_handler
-        self._executors = PerLoop(_Threads, _Threads.end)
+        self._threads = PerLoop(_Threads, _Threads.end)
         self._closed = False
 
     @property
     def dialect(self) -> str:
         return self.database.dialect
 
+    @property
+    def keeps_to_thread(self) -> bool:
+        """Whether user code, too, reaches a connection on its thread only. Else it may have a thread of its own."""
+        return self.release_at_rest is not None
+
     async def acquire(self) -> ThreadedConnection[H, A]:
-        executors = self._executors.here()
-        room = executors.room
+        threads = self._threads.here()
+        room = threads.room
         try:
             await (within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
         except TimeoutError:
@@ -124,7 +129,7 @@ class ThreadedDatabase(Generic[H, A]):
             leave: Callable[[], None] = _nothing
         else:
             leave = room.release
-        thread = executors.idle.popleft() if executors.idle else ConnectionThread()
+        thread = threads.idle.popleft() if threads.idle else ConnectionThread()
         try:
             connection = self._at_hand()
             if connection is None:
@@ -134,39 +139,39 @@ class ThreadedDatabase(Generic[H, A]):
             leave()
             thread.end()
             raise
-        return ThreadedConnection(self, connection, thread, partial(self._give_back_thread, executors, leave, thread))
+        return ThreadedConnection(self, connection, thread, partial(self._give_back_thread, threads, leave, thread))
 
     async def run_whole(self, flow: Flow[T]) -> T:
         """Run a flow on a thread, from its Acquire to its Release, and so with one hop. Cancelled, it goes on to its
         end there, as each of its statements would."""
-        if self.release_at_rest is not None:  # what can be done without a hop is done on the loop, effect by effect
+        if self.keeps_to_thread:  # what can be done without a hop is done on the loop, effect by effect
             return await run_async(flow, TaskExecutor(self))
-        executors = self._executors.here()
-        thread = executors.idle.popleft() if executors.idle else ConnectionThread()
+        threads = self._threads.here()
+        thread = threads.idle.popleft() if threads.idle else ConnectionThread()
         done = thread.run(partial(run, flow, ThreadExecutor(self.database)))
-        done.add_done_callback(partial(self._keep_thread, executors, thread))
+        done.add_done_callback(partial(self._keep_thread, threads, thread))
         return await asyncio.shield(done)
 
-    def _keep_thread(self, executors: _Threads, thread: ConnectionThread, done: asyncio.Future[Any]) -> None:
+    def _keep_thread(self, threads: _Threads, thread: ConnectionThread, done: asyncio.Future[Any]) -> None:
         if done.exception() is None:  # which is seen now, also where no task waits for it any more
-            self._give_back_thread(executors, _nothing, thread)
+            self._give_back_thread(threads, _nothing, thread)
         else:
             thread.end()
 
     async def close(self) -> None:
         self._closed = True
-        for executors in self._executors.take():
-            for thread in executors.idle:
+        for threads in self._threads.take():
+            for thread in threads.idle:
                 await thread.run(_nothing)  # what is on its way back has arrived
-            executors.end()
+            threads.end()
         self.database.close()
 
-    def _give_back_thread(self, executors: _Threads, leave: Callable[[], None], thread: ConnectionThread) -> None:
+    def _give_back_thread(self, threads: _Threads, leave: Callable[[], None], thread: ConnectionThread) -> None:
         leave()
-        if self._closed or len(executors.idle) >= IDLE_MAX:
+        if self._closed or len(threads.idle) >= IDLE_MAX:
             thread.end()
         else:
-            executors.idle.append(thread)
+            threads.idle.append(thread)
 
 
 class _Threads:
@@ -175,7 +180,7 @@ class _Threads:
     __slots__ = ("idle", "room")
 
     def __init__(self) -> None:
-        self.room = asyncio.Semaphore(LANES_MAX)
+        self.room = asyncio.Semaphore(OUT_MAX)
         #: The one that was let go last comes last: it may still be busy with what it was handed.
         self.idle: deque[ConnectionThread] = deque()
 
@@ -215,7 +220,7 @@ class ThreadedConnection(Generic[H, A]):
     @property
     def on_this_thread(self) -> Connection[H] | None:
         """The connection itself, for user code that has a thread of its own; None where only our thread uses it."""
-        return self._connection if self._database.release_at_rest is None else None
+        return None if self._database.keeps_to_thread else self._connection
 
     async def batch(self, items: Sequence[BatchItem]) -> int:
         if (rows := self._try_glance(items)) is not None:
@@ -243,7 +248,7 @@ class ThreadedConnection(Generic[H, A]):
         """Where the handle has a way of its own to be used on its thread, by that: cancelled, it ends as the handler's
         own statements do."""
         connection: Any = self._connection
-        presented = None if self._database.release_at_rest is None else self.handle
+        presented = self.handle if self._database.keeps_to_thread else None
         if isinstance(presented, Queryable):
             answer: NamedRows = await presented.query(statement)
             return answer
@@ -259,7 +264,7 @@ class ThreadedConnection(Generic[H, A]):
             self._leave()
             return
         gone = self._thread.run(partial(_release, self._connection))
-        if release_at_rest is not None:
+        if self._database.keeps_to_thread:
             self._leave()  # its next user stands behind this on the same thread
             if not is_idle:
                 return  # a task that the handler left is in front of us, and may have no end

@@ -48,7 +48,6 @@ class SqliteConnection:
         "_busy_timeout_s",
         "_lent",
         "_light",
-        "_patience_s",
         "_shared",
         "_writing",
         "errand",
