@@ -56,7 +56,7 @@ async def resume_work(
     again: bool = False,
     seen: StepView | None = None,
 ) -> Resumed:
-    """Let a work go on, as `_steps.unfinished_works.resume` does. A message that waits as a dead letter is redriven, however
+    """Let a work go on, as `unfinished_works.resume` does. A message that waits as a dead letter is redriven, however
     old it is: that its work is there says that it was not handled. A crash between the two leaves a work that can go
     on, and a dead letter: resuming it once more does the rest."""
     work = await resume(dialect, work_id, actor=actor, why=why, result=result, again=again, seen=seen)

@@ -22,7 +22,7 @@ from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import has_secrets
 from onefold.db._opened_elsewhere import Connections
 from onefold.db._postgres_session import SAMPLES, as_ourselves, check_codecs, error_for, unsent_error
-from onefold.db._postgres_text import LEVELS, crossing, qualify_tables, read_tag, render_item, script
+from onefold.db._postgres_text import LEVELS, qualify_tables, read_tag, render_boundary, render_item, script
 from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -153,7 +153,7 @@ class PublicConnection(AsyncpgQueries):
                 raise
             self._transaction = transaction
         elif item in _BEGINS or self._transaction is None:
-            await self._proxy.execute(crossing(item))  # as the server takes it: it goes on as it is, and warns
+            await self._proxy.execute(render_boundary(item))  # as the server takes it: it goes on as it is, and warns
         else:
             transaction, self._transaction = self._transaction, None
             await (transaction.commit() if item is Boundary.COMMIT else transaction.rollback())

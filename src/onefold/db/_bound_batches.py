@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
 from onefold.db._batch_plans import ITEMS_MAX, PerKind, Plans, apply, places_of_values, shape_of
 from onefold.db._postgres_session import as_ourselves
-from onefold.db._postgres_text import crossing, qualify_tables
-from onefold.errors import StatementRefused
+from onefold.db._postgres_text import encode_text, render_unbound
 
 _INT16: Final = Struct("!h").pack
 _INT32: Final = Struct("!i").pack
@@ -37,7 +36,7 @@ def has_secrets(items: Sequence[BatchItem]) -> bool:
     """Whether its values must be bound: it writes, and is sent alone or with its COMMIT."""
     if items[-1] is not Boundary.COMMIT and len(items) > 1:
         return False  # a claim: digests, ids and times
-    for item in items:  # no generator: every request comes by here, and its first statement has values
+    for item in items:  # not any(): every request comes by here, and a generator costs more than its first statement
         if type(item) is not Statement or not item.values:
             continue
         return True
@@ -49,24 +48,12 @@ def encode_values(values: tuple[Value, ...]) -> tuple[list[Any], list[int]]:
     return list(apply(_ENCODERS, values)), list(_FORMATS.of(values))
 
 
-def _text(value: str) -> bytes:
-    try:
-        data = value.encode()
-    except UnicodeEncodeError:
-        data = b"\0"
-    if b"\0" in data:
-        raise StatementRefused(
-            "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
-        )
-    return data
-
-
 def _null(_: None) -> None:
     return None
 
 
 _ENCODERS: Final[PerKind[Callable[[Any], bytes | None]]] = PerKind(
-    {bytes: bytes, int: b"%d".__mod__, str: _text, NoneType: _null}
+    {bytes: bytes, int: b"%d".__mod__, str: encode_text, NoneType: _null}
 )
 _FORMATS: Final = PerKind({bytes: 1, int: 0, str: 0, NoneType: 0})
 
@@ -192,13 +179,7 @@ class NamedStatement(NamedTuple):
 
 def name_statement(item: BatchItem | str, mark: str, schema: str | None) -> NamedStatement:
     """A name that changes with the text: two releases of onefold may share a server-side session."""
-    sql = (
-        qualify_tables(item.sql, schema)
-        if isinstance(item, Statement)
-        else item
-        if isinstance(item, str)
-        else crossing(item)
-    )
+    sql = item if isinstance(item, str) else render_unbound(item, schema)
     name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
     count = len(item.values) if isinstance(item, Statement) else 0
     head = b"\0" + name.encode() + b"\0" + _INT16(count)

@@ -71,11 +71,21 @@ def _text(value: str) -> str:
     return _short(value) if len(value) <= _SHORT else _escape(value)
 
 
-def _escape(value: str) -> str:
-    if "\0" in value or not _is_unicode(value):
+def encode_text(value: str) -> bytes:
+    """Raises StatementRefused for a text that Postgres cannot hold."""
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        data = b"\0"
+    if b"\0" in data:
         raise StatementRefused(
             "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
         )
+    return data
+
+
+def _escape(value: str) -> str:
+    encode_text(value)
     escaped = value.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"
 
@@ -90,14 +100,6 @@ def _null(_: None) -> str:
 _LITERALS: Final[PerKind[Callable[[Any], str]]] = PerKind(
     {bytes: _hex, int: "'{:d}'".format, str: _text, NoneType: _null}
 )
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def inline_values(statement: Statement, schema: str | None = None) -> str:
@@ -121,12 +123,16 @@ def placeholders(sql: str) -> int:
 
 
 def render_item(item: BatchItem, schema: str | None = None) -> str:
-    """An item of a batch as SQL text."""
-    return inline_values(item, schema) if isinstance(item, Statement) else crossing(item)
+    """An item of a batch as SQL text, with its values written in."""
+    return inline_values(item, schema) if isinstance(item, Statement) else render_boundary(item)
 
 
-def crossing(item: Boundary | Nested) -> str:
-    """A boundary as SQL text."""
+def render_unbound(item: BatchItem, schema: str | None = None) -> str:
+    """An item of a batch as SQL text, with placeholders for its values."""
+    return qualify_tables(item.sql, schema) if isinstance(item, Statement) else render_boundary(item)
+
+
+def render_boundary(item: Boundary | Nested) -> str:
     return f"{BOUNDARIES[item.boundary]}_{item.number}" if isinstance(item, Nested) else BOUNDARIES[item]
 
 

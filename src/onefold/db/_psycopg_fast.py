@@ -33,7 +33,7 @@ from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import Binder, BoundPlan, encode_values, has_secrets
 from onefold.db._postgres_session import as_ourselves
-from onefold.db._postgres_text import BOUNDARIES, LEVELS, crossing, qualify_tables, render_item, script
+from onefold.db._postgres_text import BOUNDARIES, LEVELS, qualify_tables, render_item, render_unbound, script
 from onefold.db._prepared_batches import Preparer
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_public import (
@@ -381,11 +381,7 @@ _Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], list[int]]
 def _bindable(item: BatchItem, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
     data, formats = encode_values(item.values if isinstance(item, Statement) else ())
     if session is None or isinstance(item, Nested) or item is Boundary.BEGIN_AS_CHOSEN:
-        text = begin if item is Boundary.BEGIN_AS_CHOSEN else _text(item, schema)
+        text = begin if item is Boundary.BEGIN_AS_CHOSEN else render_unbound(item, schema)
         return None, text, data, formats
     named = session.preparing.binder.find(item, schema)
     return named.name, named.sql, data, formats
-
-
-def _text(item: BatchItem, schema: str | None) -> str:
-    return qualify_tables(item.sql, schema) if isinstance(item, Statement) else crossing(item)

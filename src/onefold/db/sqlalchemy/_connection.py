@@ -14,7 +14,7 @@ from onefold._kernel.effects import WHOLE, BatchItem, Boundary, HandlerStatement
 from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
 from onefold.db._postgres_session import as_ourselves
-from onefold.db._postgres_text import LEVELS, crossing, qualify_tables
+from onefold.db._postgres_text import LEVELS, qualify_tables, render_boundary
 from onefold.db.sqlalchemy._engine_events import let_go, take
 from onefold.db.sqlalchemy._errors import ENDED, translate_error
 from onefold.db.sqlalchemy._handle import LentConnection
@@ -245,10 +245,10 @@ class SqlalchemyConnection:
 
     def _savepoint(self, item: Boundary | Nested) -> None:
         if self._begun is None:
-            raise TransactionEnded(f"{crossing(item)} outside a transaction")
+            raise TransactionEnded(f"{render_boundary(item)} outside a transaction")
         if item == WHOLE and self._unserialized:
             raise TransactionAborted("the transaction could not be serialised, and the handler went on")
-        self._connection.exec_driver_sql(crossing(item))
+        self._connection.exec_driver_sql(render_boundary(item))
 
     def _as_ourselves(self, items: Sequence[BatchItem]) -> Sequence[BatchItem]:
         return as_ourselves(items) if self.handed else items
