@@ -13,6 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold
+from onefold._worker import doorbell
 from onefold._worker.doorbell import PLACES, Doorbell
 from tests.worker.consuming import until
 from tests.worker.test_listening import SELDOM, AnyOnefold, Desk, at_work, publish
@@ -64,6 +65,17 @@ async def test_a_listener_that_does_not_come_to_it_holds_no_sender_up(bell: Door
             bell.ring("one")
         await until(lambda: bool(heard))
     assert len(heard) == 1  # a burst is one look
+
+
+async def test_rings_are_read_so_many_at_a_time_and_one_that_does_not_stop_holds_up_no_loop(
+    bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorbell, "_RINGS_MAX", 2)
+    heard: list[int] = []
+    with bell.listening(lambda: heard.append(1), ""):
+        for _ in range(4):
+            bell.ring("one")
+        await until(lambda: len(heard) == 2)
 
 
 async def test_more_listeners_than_places_and_a_file_that_is_gone_are_no_error(bell: Doorbell, tmp_path: Path) -> None:

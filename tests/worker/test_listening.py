@@ -139,7 +139,7 @@ async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_d
     teller = await asyncpg.connect(postgres_dsn)
     async with listening(database, heard.set, news=news):
         for _ in range(2):
-            await until(lambda: bool(news.ears))
+            await until(lambda: bool(news.heard))
             signal.clear()
             await teller.execute(f"NOTIFY {CHANNEL}")
             assert await signal.wait(PATIENCE_S)
@@ -147,8 +147,8 @@ async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_d
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> "
                 "pg_backend_pid()"
             )
-            await until(lambda: not news.ears)
-    assert not news.ears
+            await until(lambda: not news.heard)
+    assert not news.heard
     await teller.close()
 
 
@@ -156,18 +156,18 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
     face: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its relay has been told by a signal: woken twice, it would look in vain while the consumer is at work."""
-    judge, news = wakeup._Ear._heard, News()
+    judge, news = wakeup._NotifyListener._take, News()
     judged: list[str] = []
     heard: list[int] = []
 
-    def note(ear: Any, *senders: str) -> None:
-        judge(ear, *senders)
-        judged.extend(told for told in senders if told != ear._probe)
+    def note(listener: Any, *senders: str) -> None:
+        judge(listener, *senders)
+        judged.extend(told for told in senders if told != listener._probe)
 
-    monkeypatch.setattr(wakeup._Ear, "_heard", note)
+    monkeypatch.setattr(wakeup._NotifyListener, "_take", note)
     sender = face._notifier.sender
     async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, news=news):
-        await until(lambda: bool(news.ears))
+        await until(lambda: bool(news.heard))
         await publish(face, 1)
         await until(lambda: judged == [sender])
         assert heard == [1], "when it began to listen, and not again"
@@ -184,7 +184,7 @@ async def test_a_connection_that_is_listened_on_no_more_leaves_without_a_word(
     """The pool of psycopg warns of connections that come back closed, and nothing was wrong."""
     news = News()
     async with listening(face._for_workers(), lambda: None, news=news):
-        await until(lambda: bool(news.ears))
+        await until(lambda: bool(news.heard))
     await publish(face, 1)  # on the same connection, where it has gone back
     teller = await asyncpg.connect(postgres_dsn)
     found = await teller.fetch("SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> pg_backend_pid()")
@@ -327,7 +327,7 @@ async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
     database, clock, news = async_database(str(sqlite_path)), Clock(), News()
     await run_async(migrate("sqlite", MIGRATIONS["sqlite"]), TaskExecutor(database))
     if heard:
-        news.ears.add("an ear")
+        news.heard.add("a listener")
     broker = LocalBroker(database, news=news)
     subscription = await broker.subscribe("fulfilment", ["order.placed"])
     looks = 0
@@ -390,7 +390,7 @@ async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_i
             for listens in looks
         }
         running = [asyncio.create_task(relay.run(stop)) for relay in relays.values()]
-        await until(lambda: bool(relays[True]._news.ears))
+        await until(lambda: bool(relays[True]._news.heard))
         await until(lambda: looks[False] > 10)
         for listens in looks:
             looks[listens] = 0
@@ -410,7 +410,7 @@ async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monke
         heard.clear()
         await publish(once, 1)
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
-        assert not news.ears
+        assert not news.heard
 
 
 @pytest.mark.usefixtures("no_polls")
@@ -422,7 +422,7 @@ async def test_an_operators_action_wakes_relays_and_consumers_of_other_processes
             listening(once._for_workers(), heard.set, news=News()),
             listening(once._for_workers(), lambda: None, channel=DELIVERY_CHANNEL, news=news),
         ):
-            await until(lambda: bool(news.ears))
+            await until(lambda: bool(news.heard))
             heard.clear()
             assert await run_flow(once, lambda dialect: pause(dialect, "fulfilment", "ada"))
             await asyncio.wait_for(heard.wait(), PATIENCE_S)

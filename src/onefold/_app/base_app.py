@@ -80,16 +80,14 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
     def _open(self, database: object) -> D:
         raise NotImplementedError
 
-    def _wakes(self) -> tuple[Callable[[], None], ...]:
-        """What is called after events were committed, besides a relay in this process. Other relays poll."""
-        if self._database.dialect == "postgres":
-            return (self._notifier.notify,)
-        return self._rings(OUTBOX_CHANNEL)
+    def _make_wake(self) -> Callable[[], None] | None:
+        """What tells relays of other processes that events were committed. None: they poll."""
+        return self._notifier.notify if self._database.dialect == "postgres" else self._make_ring(OUTBOX_CHANNEL)
 
-    def _rings(self, channel: str) -> tuple[Callable[[], None], ...]:
-        """What wakes those who listen to a channel of the same SQLite file, in other processes."""
+    def _make_ring(self, channel: str) -> Callable[[], None] | None:
+        """What wakes those who listen to a channel of the same SQLite file, in other processes. None: it is no file."""
         doorbell, notifier = doorbell_of(self._database, channel), self._notifier
-        return () if doorbell is None else (lambda: doorbell.ring(notifier.sender),)
+        return None if doorbell is None else lambda: doorbell.ring(notifier.sender)
 
     @named_arguments(hints={"database": _DATABASES})
     def __init__(
@@ -168,7 +166,8 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         # SQLite's one write lock is taken by handlers that touch the connection, not by all that might.
         self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
         self._sessions, self._isolation = self._sessions_of(factory), check_isolation(isolation)
-        self._outbox.committed.extend(self._wakes())
+        if (wake := self._make_wake()) is not None:
+            self._outbox.committed.append(wake)
         self._consumers, self._recurring, self._published = [], [], []
         self._broker, self._news = broker, News()
         self._ledger = LedgerReaper(self._database.dialect)
@@ -377,7 +376,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             await run_async(retry_topics(database.dialect, topics), TaskExecutor(database))
 
         self._news.sender = self._notifier.sender
-        for ring in self._rings(DELIVERY_CHANNEL):
+        if (ring := self._make_ring(DELIVERY_CHANNEL)) is not None:
             self._news.tell_others = ring
         return broker_of(given, database, retry_awaited, self._news)
 

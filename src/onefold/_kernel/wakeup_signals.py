@@ -87,8 +87,9 @@ class News(Signals):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Who hears of what other processes have for us. While there is one, looking by oneself is a precaution.
-        self.ears: set[object] = set()
+        #: Those whose listening is known to work: what other processes have for us is heard here. While there is one,
+        #: looking by oneself is a precaution.
+        self.heard: set[object] = set()
         #: Whose NOTIFY need not be heard by those who listen here.
         self.sender = ""
         #: Tells those who wait for these news in other processes, where their database does not.

@@ -21,6 +21,9 @@ PLACES: Final = 8
 #: What is sent is a name: more is not read.
 _BYTES_MAX: Final = 200
 
+#: Rings that are read at once; what is left is read in the loop's next turn. Any process of the machine may send some.
+_RINGS_MAX: Final = 1000
+
 
 class Doorbell:
     """One channel of one SQLite file."""
@@ -50,7 +53,7 @@ class Doorbell:
         def read() -> None:
             heard: set[bytes] = set()
             with suppress(OSError):  # until there is none left
-                while True:
+                for _ in range(_RINGS_MAX):
                     heard.add(listener.recv(_BYTES_MAX))
             if heard - {sender.encode()}:
                 hear()
@@ -80,6 +83,9 @@ class Doorbell:
 
 
 def doorbell_of(database: Any, channel: str) -> Doorbell | None:
-    """Of a database that is a SQLite file."""
-    file = getattr(getattr(database, "database", database), "path", None)
-    return Doorbell(file, channel) if database.dialect == "sqlite" and file else None
+    """Of a database that is a SQLite file; None: it is another one."""
+    if database.dialect != "sqlite":
+        return None
+    synchronous = getattr(database, "database", database)  # of a ThreadedDatabase
+    file: str | None = getattr(synchronous, "path", None)
+    return Doorbell(file, channel) if file else None

@@ -132,7 +132,7 @@ class FailedMessageLoop:
         due_in_s = await self._runner.run(next_due(self._inbox))
         found = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
         self._health.note_success("failed messages")
-        heard = self._news is not None and self._news.ears
+        heard = self._news is not None and self._news.heard
         most_s = min(POLL_HEARD_S_MAX, max(POLL_S_MAX, self._inbox.consumer.lease_s / 2)) if heard else POLL_S_MAX
         wait_s = POLL_S_MIN if found else min(2 * waited_s, most_s)
         if due_in_s is not None and due_in_s > 0:

@@ -133,7 +133,7 @@ class PauseGate:
         acted = actions.listen()
         try:
             while not halt.is_set():
-                await acted.wait(LOOK_HEARD_S if self._news is not None and self._news.ears else LOOK_S)
+                await acted.wait(LOOK_HEARD_S if self._news is not None and self._news.heard else LOOK_S)
                 acted.clear()
                 await self._halt_if_paused(halt)
         finally:

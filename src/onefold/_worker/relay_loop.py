@@ -59,7 +59,7 @@ T = TypeVar("T")
 POLL_S_MIN: Final = 0.01
 
 #: How much longer it waits where it hears of each commit (NOTIFY): then looking is for what was not told, by a process
-#: that was killed after its COMMIT or while the ear was away.
+#: that was killed after its COMMIT or while none listened.
 HEARD: Final = 10
 
 #: How much longer for what is due where none is: what is written to be due later is told, too.
@@ -293,7 +293,7 @@ class Relay:
             if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
                 tell(self._listener, Forgotten(gone))
                 self._sweep_at = now if gone >= FORGET_MAX else self._sweep_at
-        most_s = self._poll_s_max * (HEARD_DUE if self._news.ears and not keep_s else 1)
+        most_s = self._poll_s_max * (HEARD_DUE if self._news.heard and not keep_s else 1)
         until_fire_s = most_s if self._timetable is None else max(0.0, self._fire_at - now)
         return min(most_s if next_s is None else next_s, most_s, until_fire_s)
 
@@ -307,7 +307,7 @@ class Relay:
 
     async def _wait(self, poll_s: float) -> bool:
         """Until there is news, or it is time to look; whether there is news. To wait is not to stand still."""
-        if self._news.ears and not self._session.any_paused:  # the end of a pause is told by none
+        if self._news.heard and not self._session.any_paused:  # the end of a pause is told by none
             poll_s = self._poll_s_max * HEARD
         until = min(time.monotonic() + poll_s, self._rebalance_at, self._chores_at)
         while (left_s := until - time.monotonic()) > 0:

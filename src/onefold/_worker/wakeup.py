@@ -40,7 +40,7 @@ _NOTIFY: Final = qualified(
 
 _TELL: Final = qualified("SELECT pg_notify($1::text, $2::text)")
 
-#: How what an ear tells itself begins.
+#: How the NOTIFY begins by which a listener finds out that it hears.
 _PROBE: Final = "probe "
 
 #: After how long a lost listening connection is replaced.
@@ -170,7 +170,8 @@ async def listening(
     news: News | None = None,
 ) -> AsyncIterator[None]:
     """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
-    `sender`. It is called from any thread. `news` is told while it works."""
+    `sender`. It is called from any thread. `news.heard` is not empty while NOTIFY is known to arrive here; on SQLite,
+    where a datagram may get lost without a sign, it stays empty, and those who wait go on polling as without."""
     if (doorbell := doorbell_of(database, channel)) is not None:
         with doorbell.listening(hear, sender):
             yield
@@ -180,10 +181,12 @@ async def listening(
         return
     from onefold.db._threaded import ThreadedDatabase  # applications without workers do not need it
 
-    ear = _Ear(channel, sender, hear, News() if news is None else news)
+    listener = _NotifyListener(channel, sender, hear, News() if news is None else news)
     if isinstance(database, ThreadedDatabase):
         stop = threading.Event()
-        thread = threading.Thread(target=ear.listen, args=(database.database, stop), name="onefold-ear", daemon=True)
+        thread = threading.Thread(
+            target=listener.listen, args=(database.database, stop), name="onefold-listen", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -191,7 +194,7 @@ async def listening(
             stop.set()
             await asyncio.to_thread(thread.join, _LEAVE_S)
         return
-    task = asyncio.create_task(ear.listen_async(database))
+    task = asyncio.create_task(listener.listen_async(database))
     try:
         yield
     finally:
@@ -199,7 +202,7 @@ async def listening(
         await asyncio.gather(task, return_exceptions=True)
 
 
-class _Ear:
+class _NotifyListener:
     """Listens on one channel, on one connection after the other."""
 
     def __init__(self, channel: str, sender: str, hear: Callable[[], None], news: News) -> None:
@@ -251,9 +254,9 @@ class _Ear:
                     run(with_connection(self._send_probe), ThreadExecutor(database))
                 try:
                     while not stop.is_set():
-                        self._heard(*wait(driver))
+                        self._take(*wait(driver))
                 finally:
-                    self._news.ears.discard(self)
+                    self._news.heard.discard(self)
             except Exception as error:
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:
@@ -263,7 +266,7 @@ class _Ear:
     async def _with_asyncpg(self, driver: Any, database: AsyncDatabase[Any]) -> None:
         lost = asyncio.Event()
         driver.add_termination_listener(lambda *_: lost.set())
-        await driver.add_listener(self._channel, lambda *about: self._heard(about[-1]))
+        await driver.add_listener(self._channel, lambda *about: self._take(about[-1]))
         self._hear()  # from here on nothing is missed; what came before is looked for once
         async with self._proving(database):
             await lost.wait()
@@ -275,7 +278,7 @@ class _Ear:
         self._hear()  # from here on nothing is missed; what came before is looked for once
         async with self._proving(database):
             async for told in driver.notifies():
-                self._heard(told.payload)
+                self._take(told.payload)
 
     @asynccontextmanager
     async def _proving(self, database: AsyncDatabase[Any]) -> AsyncIterator[None]:
@@ -289,16 +292,17 @@ class _Ear:
             await asyncio.wait([proving], timeout=_UNLISTEN_S)
             proving.cancel()
             await asyncio.gather(proving, return_exceptions=True)
-            self._news.ears.discard(self)
+            self._news.heard.discard(self)
 
     async def _send_probe(self) -> None:
-        """Have this ear told of itself, on another session. A LISTEN may be taken and nothing heard, as through a
-        pooler that shares sessions between clients: an ear counts from when it has heard."""
+        """NOTIFY this listener, on another session. A LISTEN may be taken and nothing heard, as through a pooler that
+        shares sessions between clients: a channel counts as heard from when this has come."""
         await Batch((Statement(_TELL, (self._channel, self._probe)),))
 
-    def _heard(self, *payloads: str) -> None:
+    def _take(self, *payloads: str) -> None:
+        """What came on the channel."""
         if self._probe in payloads:
-            self._news.ears.add(self)
+            self._news.heard.add(self)
         if ACTION in payloads:
             self._news.actions.set()
         others = [payload for payload in payloads if not payload.startswith(_PROBE)]

@@ -48,7 +48,7 @@ PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
 
 #: Where publishes of other processes are heard of, too (Postgres): each is told after its COMMIT, so that one look
-#: finds it. Further looks are for leases that have run out, and for what was told while the ear was away.
+#: finds it. Further looks are for leases that have run out, and for what was told while none listened.
 PAUSE_HEARD_S: Final = 20.0
 
 
@@ -241,7 +241,7 @@ class LocalSubscription:
             self._look_at = 0.0  # there may be more; else what comes is told, or comes with the next look
         else:
             self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * self._pause_s))
-            if self._broker.news.ears:
+            if self._broker.news.heard:
                 self._pause_s = min(PAUSE_HEARD_S, self._broker._lease_ms / 2000)
             self._look_at = time.monotonic() + self._pause_s
         return rows
