@@ -165,6 +165,21 @@ async def test_a_refused_event_that_has_no_room_for_its_error_ends_as_a_dead_let
     assert 490 < full.error_bytes <= 500
 
 
+async def test_an_event_is_said_to_be_a_dead_letter_when_it_is_one(
+    table: DynamoTable, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(table, "k1", DynamoEvent("bad", 1))
+    broker = Broker()
+    broker.answers["bad"] = MessageRefused("too large")
+    refusing = DynamoTable(table.name, client=RefusingUpdates(client, "shard"), source="shop", shards=2)
+    await DynamoRelay(refusing, broker, attempts_max=1, lease_s=1.0, now_s=lambda: 0.0).tick()
+    assert "is a dead letter" not in caplog.text
+    relay = DynamoRelay(table, broker, attempts_max=1)
+    await relay.tick()
+    [dead] = await relay.list_dead()
+    assert f"event {dead.message.id} on bad is a dead letter after 1 refusals: too large" in caplog.text
+
+
 async def test_a_note_that_is_refused_and_an_item_that_is_no_event_stop_nothing_else(
     table: DynamoTable, client: Any
 ) -> None:

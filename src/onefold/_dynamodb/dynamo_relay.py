@@ -113,7 +113,7 @@ class DynamoRelay:
                 except OnefoldError as error:
                     failures += 1
                     pause_s = PAUSES.pause_s(failures, draw=random.random)
-                    _log.warning("relay paused for %.1f s: %s", pause_s, error)
+                    _log.warning("relay of table %s paused for %.1f s: %s", self._table.name, pause_s, error)
                 await _pause(stop, pause_s)
         finally:
             await asyncio.to_thread(self._release)
@@ -128,8 +128,8 @@ class DynamoRelay:
             shard = f"{number:03}"
             if await asyncio.to_thread(self._lease, shard):
                 confirmed += await self._relay_shard(shard, held)
-        for unavailable in held.topics.values():
-            raise unavailable
+        if held.topics:
+            raise next(iter(held.topics.values()))
         return confirmed
 
     async def list_dead(self) -> Sequence[WaitingEvent]:
@@ -150,7 +150,7 @@ class DynamoRelay:
             except BrokerUnavailable as error:
                 failures += 1
                 pause_s = PAUSES.pause_s(failures, draw=random.random)
-                _log.warning("relay waits %.1f s for its broker: %s", pause_s, error)
+                _log.warning("relay of table %s waits %.1f s for its broker: %s", self._table.name, pause_s, error)
                 await _pause(stop, pause_s)
 
     async def _relay_shard(self, shard: str, held: _HeldEvents) -> int:
@@ -193,8 +193,10 @@ class DynamoRelay:
                 raise
             except OnefoldError as error:
                 failed.append(event)
-                _log.error("event %s on %s is published again in the next tick: its note failed: %s",
-                           event.message.id, event.message.topic, error)  # fmt: skip
+                _log.error(
+                    "event %s on %s is sent again in the next tick: what the broker said of it could not be stored: %s",
+                    event.message.id, event.message.topic, error,
+                )  # fmt: skip
         return failed
 
     def _note(self, event: WaitingEvent, answer: Confirm) -> None:
@@ -205,10 +207,6 @@ class DynamoRelay:
             changes: dict[str, Any] = {"refused": refused}
             if refused >= self._attempts_max:
                 changes["shard"] = DEAD
-                _log.error(
-                    "event %s on %s is a dead letter after %d refusals: %s",
-                    event.message.id, event.message.topic, refused, answer,
-                )  # fmt: skip
             text = str(answer).encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
             try:
                 self._change(event, **changes, error=text)
@@ -216,6 +214,11 @@ class DynamoRelay:
                 # An event of nearly 400 KB has no room for the text. It has for the count and the mark: the sizes
                 # that `once` checks are a few bytes above those of DynamoDB.
                 self._change(event, **changes)
+            if refused >= self._attempts_max:
+                _log.error(
+                    "event %s on %s is a dead letter after %d refusals: %s",
+                    event.message.id, event.message.topic, refused, answer,
+                )  # fmt: skip
 
     def _change(self, event: WaitingEvent, **changes: Any) -> None:
         try:
