@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 from onefold._app.base_app import BaseOnefold, run_flow, with_broker
@@ -18,9 +18,9 @@ from onefold._app.setup_findings import check_pool, check_retention
 from onefold._kernel.ports import Broker
 from onefold.brokers._adapters import broker_name
 from onefold.db._pool_sizes import find_pool_size
-from onefold.errors import BrokerError, ConfigurationError, OnefoldError
+from onefold.errors import ConfigurationError, OnefoldError
 
-#: That a broker is waited for, where a person does not wait for a page.
+#: How long a broker may take to answer, where no person waits for a page.
 BROKER_S: Final = 30.0
 
 #: What a confirm of each adapter says, and what it does not; by the name of its class.
@@ -36,8 +36,8 @@ _CONFIRMS: Final = {
     "WebhookBroker": "a confirm is a 2xx of the endpoint",
 }
 
-#: A stranger: no credentials, no cookie, an address of nowhere.
-_STRANGER: Final = {
+#: A request without credentials and without a cookie, from an address that documentation has for itself (RFC 5737).
+_ANONYMOUS: Final = {
     "type": "http",
     "http_version": "1.1",
     "method": "GET",
@@ -84,14 +84,14 @@ async def check_broker(once: BaseOnefold[Any], within_s: float = BROKER_S) -> He
             kind = await with_broker(once, look)
     except ConfigurationError as error:
         return HealthFinding("Broker", "bad", f"{shown} is refused: {error}.", "Set it as the finding says.")
-    except (TimeoutError, BrokerError, OnefoldError) as error:
+    except (TimeoutError, OnefoldError) as error:
         why = str(error) or f"no answer within {within_s:g} s"
         return HealthFinding("Broker", "bad", f"{shown}: {why}.", "Events wait until it is there: start it.")
     means = _CONFIRMS.get(kind, "it is the application's own, and what its confirm means is not visible from here")
     return HealthFinding("Broker", "good", f"{shown} answers; {means}.")
 
 
-async def _check_consoles(once: BaseOnefold[Any]) -> Any:
+async def _check_consoles(once: BaseOnefold[Any]) -> AsyncIterator[HealthFinding]:
     module = sys.modules.get("onefold._console.app")
     found = [] if module is None else list(_find_consoles(once, module.Console))
     for path, console in found:
@@ -102,7 +102,7 @@ async def _check_consoles(once: BaseOnefold[Any]) -> Any:
 
 
 async def _check_console(path: str, console: Any) -> HealthFinding:
-    """Ask as a stranger, who is to be refused."""
+    """Ask without credentials, which is to be refused."""
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
 
@@ -110,7 +110,7 @@ async def _check_console(path: str, console: Any) -> HealthFinding:
     if not hasattr(access, "_authorize"):
         return HealthFinding("Console", "good", f"At {path}: by token. Have a proxy with TLS in front of it.")
     try:
-        signed_in = await access.identify(Request(dict(_STRANGER)), time.time())
+        signed_in = await access.identify(Request(dict(_ANONYMOUS)), time.time())
     except HTTPException:
         signed_in = None
     except Exception as error:  # the application's own function, on a request that no server made

@@ -29,7 +29,7 @@ class QuestionDeadline:
             raise TimeoutError("the server did not answer in time")
         return left_s
 
-    def keep_to(self, connection_class: type[Any]) -> type[Any]:
+    def limit_connections(self, connection_class: type[Any]) -> type[Any]:
         """A kind of connections of redis-py that are opened, and whose sockets wait, until the deadline."""
 
         def connect(connection: Any) -> Any:
@@ -37,8 +37,8 @@ class QuestionDeadline:
 
         # Read before each address that is tried, and before the handshake of TLS. Above 0, which would mean: no wait.
         left = property(lambda connection: max(_LEAST_S, self._left_s()), lambda connection, given: None)
-        kept = {"_connect": connect, "socket_connect_timeout": left, "socket_timeout": left}
-        return type(connection_class.__name__, (connection_class,), kept)
+        limited = {"_connect": connect, "socket_connect_timeout": left, "socket_timeout": left}
+        return type(connection_class.__name__, (connection_class,), limited)
 
     def _left_s(self) -> float:
         until: float = getattr(self._here, "until", 0.0)

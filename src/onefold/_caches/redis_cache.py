@@ -35,10 +35,10 @@ from onefold.errors import ConfigurationError
 T = TypeVar("T")
 
 #: So many failures in a row, however far apart: a process with few requests would never have enough of them in a time.
-_FAILURES_MOST: Final = 3
+_FAILURES_MAX: Final = 3
 
 #: Of a cache, so it opens early and looks again soon: what it saves is worth less than what a hung server costs. It is
-#: told of the last failure of `_FAILURES_MOST`, and opens.
+#: told of the last failure of `_FAILURES_MAX`, and opens.
 _BREAKER: Final = BreakerConfig(
     failure_share=1.0,
     calls_least=1,
@@ -268,7 +268,7 @@ class RedisAnswers:
 
     def _note_failure(self, permit: Permit) -> None:
         self._failures += 1
-        if permit is not self._breaker.closed_permit or self._failures >= _FAILURES_MOST:
+        if permit is not self._breaker.closed_permit or self._failures >= _FAILURES_MAX:
             self._breaker.fail(permit, self._monotonic())
 
     def _fail(self, permit: Permit, error: Exception, failed: T) -> T:
@@ -313,7 +313,7 @@ class RedisAnswers:
             from redis import BlockingConnectionPool, Redis
 
             pool = BlockingConnectionPool.from_url(**self._pool())
-            pool.connection_class = self._deadline.keep_to(pool.connection_class)
+            pool.connection_class = self._deadline.limit_connections(pool.connection_class)
             client = self._on_threads = Redis.from_pool(pool)
         return client
 

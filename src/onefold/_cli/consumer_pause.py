@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import ACTOR, DATABASE, JSON, NAME, actor_name
-from onefold._cli.output import tell
+from onefold._cli.output import print_done
 from onefold._cli.session import ask, session
 from onefold._inbox.consumer import check_name
 from onefold._inbox.pausing import pause, pauses, resume
@@ -38,7 +38,7 @@ def pause_command(
     if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
     hint = f"; its processes stop receiving within seconds, until: onefold consumers resume {name}"
-    tell("paused", name, hint, as_json=as_json)
+    print_done("paused", name, hint, as_json=as_json)
 
 
 def _refuse_unseen(name: str, known: Collection[str]) -> None:
@@ -60,4 +60,4 @@ def resume_command(
     """Resume a paused consumer."""
     if not ask(database, lambda dialect: resume(dialect, name, actor_name(actor))):
         raise ConfigurationError(f"consumer {name!r} is not paused")
-    tell("resumed", name, as_json=as_json)
+    print_done("resumed", name, as_json=as_json)

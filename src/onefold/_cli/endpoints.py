@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import DATABASE, JSON, NAME, YES, actor_name, confirm
-from onefold._cli.output import answer, print_table, tell
+from onefold._cli.output import answer, print_done, print_table
 from onefold._cli.session import ask
 from onefold._kernel.effects import Flow
 from onefold._kernel.readable import moment
@@ -49,7 +49,7 @@ def add_command(
 ) -> None:
     """Add an endpoint, or change one. Relays have it within a second."""
     ask(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
-    tell("added", name, as_json=as_json)
+    print_done("added", name, as_json=as_json)
 
 
 @app.command("disable")
@@ -84,7 +84,7 @@ def remove_command(
 def _act(database: str, name: str, question: Callable[[str], Flow[int]], done: str, *, as_json: bool) -> None:
     if ask(database, question) == 0:
         raise ConfigurationError(f"there is no endpoint {name!r} that could be {done}; see `onefold endpoints list`")
-    tell(done, name, as_json=as_json)
+    print_done(done, name, as_json=as_json)
 
 
 def _describe(each: EndpointSeen) -> dict[str, object]:

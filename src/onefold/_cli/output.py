@@ -68,7 +68,7 @@ def answer(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def tell(done: str, what: str, hint: str = "", *, as_json: bool) -> None:
+def print_done(done: str, what: str, hint: str = "", *, as_json: bool) -> None:
     """What was done to what: a line for people, or {"done": "what"}."""
     if as_json:
         answer({done.replace(" ", "_"): what})

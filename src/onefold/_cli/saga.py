@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from onefold._cli.options import ACTOR, JSON, actor_name
-from onefold._cli.output import answer, print_table, tell
+from onefold._cli.output import answer, print_done, print_table
 from onefold._cli.targets import load_target
 from onefold._kernel.readable import harmless
 from onefold._saga.engine import SagaEngine
@@ -95,7 +95,7 @@ def retry_command(
 
     if not _ask(target, lambda engine: retry_saga(engine, saga_id, actor=actor_name(actor))):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to retry")
-    tell("resumed", saga_id, "; a process that runs its saga goes on with it", as_json=as_json)
+    print_done("resumed", saga_id, "; a process that runs its saga goes on with it", as_json=as_json)
 
 
 @app.command("cancel")
@@ -110,7 +110,7 @@ def cancel_command(
     if not _ask(target, lambda engine: cancel_saga(engine, saga_id, actor=actor_name(actor), why=reason)):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to cancel")
     hint = "; `onefold saga show` says how far its compensations are"
-    tell("asked to cancel", saga_id, hint, as_json=as_json)
+    print_done("asked to cancel", saga_id, hint, as_json=as_json)
 
 
 async def open_engine(target: str, value: object) -> SagaEngine:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from onefold._inbox.failed_messages import read_row
 from onefold._inbox.message_identity import identity_of
@@ -18,8 +17,6 @@ from onefold._inbox.sql.message_traces import TRACES
 from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Fetch, Row
-
-TRACED_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
