@@ -250,7 +250,7 @@ async def test_what_fails_in_a_group_of_redis_comes_again_to_a_subscriber_that_c
         await asyncio.wait_for(handled.wait(), PATIENCE_S)
     assert calls == ["ord-1", "ord-1"]
     [told] = [record.getMessage() for record in caplog.records if record.name == "onefold.consumer"]
-    assert f"pending in group 'shop' of the Redis stream '{stream}'" in told
+    assert f"message m-1 failed, and is pending in group 'shop' of the Redis stream '{stream}'" in told
     assert "min_idle_time" in told
     await once.close()
 

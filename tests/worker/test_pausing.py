@@ -13,6 +13,7 @@ import pytest
 from onefold import AsyncOnefold, Onefold
 from onefold._inbox.pausing import pause, pauses, resume
 from onefold._inbox.registry import list_processes
+from onefold._kernel.log_context import ATTRIBUTE
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold._worker import pause_gate
@@ -30,7 +31,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause_gate, "LOOK_S", 0.02)
 
 
-async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resumed(backend: Backend) -> None:
+async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resumed(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
     assert await backend.flow(pause(backend.dialect, "billing", "ada"))
     broker = MemoryBroker()
     broker.put(message())
@@ -45,6 +48,8 @@ async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resum
         assert list(consumers.alive()) == ["billing"]
     moves = [event for event in backend.events if isinstance(event, ConsumerPaused | ConsumerResumed)]
     assert moves == [ConsumerPaused("billing", "paused by ada"), ConsumerResumed("billing")]
+    lines = [vars(record).get(ATTRIBUTE) for record in caplog.records if record.name == "onefold.consumer"]
+    assert lines == [{"event": f"consumer.{move}", "consumer": "billing"} for move in ("paused", "resumed")]
     assert await backend.effects() == ["m1"]
 
 

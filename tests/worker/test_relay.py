@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from onefold._kernel.log_context import ATTRIBUTE
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.destinations import PROBE_ROWS
@@ -313,7 +314,9 @@ class Killed(BaseException):
     """As good as the death of the process: nothing catches it."""
 
 
-async def test_an_event_that_kills_every_relay_is_set_aside_and_told(on_postgres: Stage) -> None:
+async def test_an_event_that_kills_every_relay_is_set_aside_and_told(
+    on_postgres: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     stage = on_postgres
     told: list[Event] = []
     await stage.write(("killer", "a"), ("fine", "b"))
@@ -333,6 +336,8 @@ async def test_an_event_that_kills_every_relay_is_set_aside_and_told(on_postgres
         await until(lambda: "fine" in stage.broker.names)
     [aside] = [event for event in told if isinstance(event, SetAside)]
     assert aside.topic == "t"
+    fields = [vars(record).get(ATTRIBUTE) for record in caplog.records if record.levelno == logging.ERROR]
+    assert {"event": "event.dead", "topic": "t", "message_id": aside.id} in fields
     assert [row[0] for row in await stage.fetch("SELECT data FROM onefold_outbox")] == [b"killer"]
 
 

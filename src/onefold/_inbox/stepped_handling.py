@@ -196,7 +196,10 @@ class SteppedHandling:
             await Call(functools.partial(self._perform, invocation, functools.partial(invocation.close, kept)))
         except Exception as error:
             if error is not invocation.error:  # one that came through the dependency's `yield`
-                _log.exception("consumer %r: a dependency failed while it was closed", self._consumer.name)
+                _log.exception(
+                    "consumer %r: a dependency of message %s failed while it was closed; what was recorded of the "
+                    "message stands", self._consumer.name, invocation.messages[0].id,
+                )  # fmt: skip
 
     async def _forget_discarded(self, stored: FailedMessage, work: MessageAttempt) -> None:
         """`discard` forgets the work of a message, but for one that is being done. Its lease has ended just now: what

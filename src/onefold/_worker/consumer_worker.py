@@ -281,9 +281,9 @@ class ConsumerWorker:
                     pass  # they come again, and the ledger knows them
                 except Exception:
                     _log.exception(
-                        "consumer %r: acknowledging failed; the messages come again, and the ledger knows them",
-                        self.consumer.name,
-                    )
+                        "consumer %r: acknowledging %d messages failed; they come again, and the ledger knows them",
+                        self.consumer.name, len(done),
+                    )  # fmt: skip
 
     async def _keep(self, subscription: Subscription) -> None:
         while True:

@@ -100,10 +100,10 @@ def handled_once(
         async def handle(*arguments: Any, **named: Any) -> None:
             received: StreamMessage[Any] = named.pop(_MESSAGE.name)
             _refuse_acknowledged(consumer, received)
-            failure: Exception | None = None
+            name, failure = "without an id", None
             try:
-                source = message_source(received) if id_of is None else None
-                async with handling(identify(received), source=source, delivery=_delivery(received)) as tx:
+                name, source = identify(received), message_source(received) if id_of is None else None
+                async with handling(name, source=source, delivery=_delivery(received)) as tx:
                     if tx is not None:
                         try:
                             # FastStream would take a cancellation for the end of its own task, and go no further.
@@ -117,7 +117,7 @@ def handled_once(
                 if error is failure and is_final(error, final):
                     await received.ack()
                 else:
-                    await _give_back(consumer, received, retry_s)
+                    await _give_back(consumer, name, received, retry_s)
                 raise
             await received.ack()
 
@@ -168,7 +168,7 @@ def _delivery(message: StreamMessage[Any]) -> Delivery:
     return Delivery(data=data, headers={str(name): str(value) for name, value in message.headers.items()})
 
 
-async def _give_back(consumer: str, message: StreamMessage[Any], retry_s: float) -> None:
+async def _give_back(consumer: str, name: str, message: StreamMessage[Any], retry_s: float) -> None:
     """Have the broker deliver it again: by itself after the pause where it can wait (NATS), else after we did."""
     try:
         nack: Callable[..., Awaitable[None]] = message.nack
@@ -179,14 +179,14 @@ async def _give_back(consumer: str, message: StreamMessage[Any], retry_s: float)
             await nack()
             if (group := getattr(message, "group", None)) is not None:  # of a Redis stream: its `nack` does nothing
                 _log.warning(
-                    "consumer %r: a message that failed is pending in group %r of the Redis stream %r; it comes again "
+                    "consumer %r: message %s failed, and is pending in group %r of the Redis stream %r; it comes again "
                     "to a subscriber that claims it: StreamSub(..., min_idle_time=...)",
-                    consumer, group, message.raw_message["channel"],
+                    consumer, name, group, message.raw_message["channel"],
                 )  # fmt: skip
     except Exception:
         _log.exception(
-            "consumer %r: a message that failed could not be given back to its broker; it comes again when the broker "
-            "misses its acknowledgement, if it does", consumer,
+            "consumer %r: message %s failed, and could not be given back to its broker; it comes again when the broker "
+            "misses its acknowledgement, if it does", consumer, name,
         )  # fmt: skip
     # For brokers whose messages do not note it themselves (MQTT): FastStream's ack policy must not reject it now.
     message.committed = message.committed or AckStatus.NACKED

@@ -208,7 +208,7 @@ class HandlerCalls:
             if not answer.cancelled():
                 answer.exception()  # seen: its message has failed already
             for work in self._behind.pop(invocation):
-                thread.hand(functools.partial(_close, work, self._consumer.name))
+                thread.hand(functools.partial(_close, work, self._consumer.name, invocation.messages[0].id))
             thread.end()
             self.returned.set()
             if len(self._behind) < self._consumer.concurrency:
@@ -233,9 +233,12 @@ async def _raise_own_cancellation() -> None:
         await asyncio.sleep(0)
 
 
-def _close(work: Callable[[], Any], consumer: str) -> None:
+def _close(work: Callable[[], Any], consumer: str, message_id: str) -> None:
     """On a thread that has come back late."""
     try:
         work()
     except Exception:
-        _log.exception("consumer %r: a dependency failed while it was closed", consumer)
+        _log.exception(
+            "consumer %r: a dependency of message %s, which took too long, failed while it was closed; the message has "
+            "failed already", consumer, message_id,
+        )  # fmt: skip

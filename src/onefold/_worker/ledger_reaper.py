@@ -53,4 +53,7 @@ class LedgerReaper:
             limits = {"limit": BATCH_ROWS, "batches_max": BATCHES_MAX}
             await reap(self._dialect, consumer, retention_s, **limits, listener=listener)
         except OnefoldError as error:  # the message is handled, whatever becomes of old rows
-            _log.warning("consumer %r: ledger rows past their retention could not be deleted: %s", consumer, error)
+            _log.warning(
+                "consumer %r: ledger rows past their retention could not be deleted; tried again %g s later: %s",
+                consumer, EVERY_S, error,
+            )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.pausing import pauses
 from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.log_context import log_extra
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, tell
@@ -157,11 +158,12 @@ class PauseGate:
             if found:
                 _log.warning(
                     "consumer %r is paused by %s; it receives nothing until it is resumed: onefold consumers resume %s",
-                    self._name, found[0].actor, self._name,
+                    self._name, found[0].actor, self._name, extra=log_extra("consumer.paused", consumer=self._name),
                 )  # fmt: skip
                 tell(self._listener, ConsumerPaused(self._name, f"paused by {found[0].actor}"))
             else:
-                _log.warning("consumer %r is resumed", self._name)
+                extra = log_extra("consumer.resumed", consumer=self._name)
+                _log.warning("consumer %r is resumed by an operator", self._name, extra=extra)
                 tell(self._listener, ConsumerResumed(self._name))
         return self._paused
 

@@ -278,7 +278,10 @@ class Relay:
         if rebalanced.expired:
             tell(self._listener, RelaysExpired(rebalanced.expired))
         for id_, topic in rebalanced.set_aside:
-            _log.error("event %s on %r is a dead letter (%s); see `onefold outbox list`", id_, topic, DIED_OF)
+            extra = log_extra("event.dead", topic=topic, message_id=id_)
+            _log.error(
+                "event %s on %r is a dead letter (%s); see `onefold outbox list`", id_, topic, DIED_OF, extra=extra
+            )
             tell(self._listener, SetAside(id_, topic, DIED_OF))
 
     async def _chores(self) -> float:

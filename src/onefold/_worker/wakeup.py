@@ -157,7 +157,10 @@ class ThreadNotifier(_NotifySender):
 def _note_failure(error: Exception) -> None:
     """Relays poll, so that only a hint is lost; the next one must be sent all the same."""
     if not isinstance(error, OnefoldError):
-        _log.error("relays could not be notified of a commit: %s", error, exc_info=error)
+        _log.error(
+            "relays of other processes could not be told of a commit, and find its events when they poll next: %s",
+            error, exc_info=error,
+        )  # fmt: skip
 
 
 @asynccontextmanager
