@@ -112,10 +112,15 @@ def test_a_notifier_on_threads_goes_on_after_something_unforeseen(caplog: pytest
     assert "unforeseen" in caplog.text
 
 
-async def test_a_notifier_without_its_database_harms_nobody(postgres_dsn: str) -> None:
-    database = AsyncpgDatabase(postgres_dsn.replace("127.0.0.1", "127.0.0.2"), acquire_timeout_s=0.1)
+async def test_a_notifier_without_its_database_raises_and_logs_nothing_and_tries_again_with_the_next_commit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    database = AsyncpgDatabase("postgresql://127.0.0.1:1/none", acquire_timeout_s=PATIENCE_S)
     notifier = Notifier(database)
-    notifier.notify()
-    await asyncio.sleep(0)
+    for _ in range(2):
+        notifier.notify()
+        assert notifier._sending is not None
+        await asyncio.wait_for(notifier._sending, PATIENCE_S)
+    assert [record.getMessage() for record in caplog.records if record.name == "onefold.worker"] == []
     await notifier.close()
     await database.close()

@@ -50,7 +50,7 @@ class Outbox:
     new_id: Callable[[int], str] = new_id
     tracer: Tracer | None = None
     committed: list[Callable[[], None]] = field(default_factory=list)
-    """Called after a transaction with events committed: how a relay in this process is woken."""
+    """Called after a transaction with events committed: how relays are woken, in this process and in others."""
 
     def __post_init__(self) -> None:
         if self.source is not None:
@@ -171,8 +171,8 @@ class EventBuffer:
 
     def announce(self) -> None:
         """They are in the database: relays may be told."""
-        for tell in self._outbox.committed:
-            tell()
+        for wake in self._outbox.committed:
+            wake()
 
 
 def _stream(entry: _BufferedEvent) -> bytes:
