@@ -32,8 +32,8 @@ from benchmarks.instructions import added_share, counted_instructions
 from benchmarks.load import BODY, HOST
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 from benchmarks.wire import counting_proxy
+from onefold._kernel.serial_thread import SerialThread
 from onefold._observe.recorder import HELD_MAX
-from onefold.db._connection_thread import ConnectionThread
 from onefold.testing.servers import PrivatePostgres
 
 Unit = Literal[
@@ -305,17 +305,17 @@ def traced_sqlite() -> Iterator[list[Traced]]:
 def counted_hops() -> Iterator[list[None]]:
     """Everything that is handed from the loop to a connection's thread from now on."""
     hops: list[None] = []
-    hand = ConnectionThread.hand
+    hand = SerialThread.hand
 
-    def counted(thread: ConnectionThread, errand: Callable[[], None]) -> None:
+    def counted(thread: SerialThread, errand: Callable[[], None]) -> None:
         hops.append(None)  # not the errand, which holds a cursor once it is run
         hand(thread, errand)
 
-    ConnectionThread.hand = counted  # type: ignore[method-assign, assignment]
+    SerialThread.hand = counted  # type: ignore[method-assign, assignment]
     try:
         yield hops
     finally:
-        ConnectionThread.hand = hand  # type: ignore[method-assign]
+        SerialThread.hand = hand  # type: ignore[method-assign]
 
 
 @asynccontextmanager

@@ -31,9 +31,9 @@ from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handler_transaction import HandlerTookTooLong
 from onefold._kernel.executors import name_of, runs_a_loop
 from onefold._kernel.messages import Message
+from onefold._kernel.serial_thread import SerialThread
 from onefold._kernel.thread_hooks import ThreadHook
 from onefold._worker.cancellation import may_go_on
-from onefold.db._connection_thread import ConnectionThread
 from onefold.errors import OnefoldError
 
 #: How many hooks may be left behind on threads. Each costs one; further ones are not called.
@@ -62,7 +62,7 @@ class HandlerCalls:
         self._perform = self._await if consumer.is_async else self._on_thread
         #: What is under way: the id of its (first) message, and since when.
         self._under_way: dict[object, tuple[str, float]] = {}
-        self._idle: list[ConnectionThread] = []
+        self._idle: list[SerialThread] = []
         #: Invocations whose threads do not return, and what is to be done there when they do.
         self._behind: dict[Invocation, list[Callable[[], Any]]] = {}
         #: How many hooks are on threads at this moment.
@@ -163,7 +163,7 @@ class HandlerCalls:
 
     async def _on_thread(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
         done = self._begin(invocation)
-        thread = self._idle.pop() if self._idle else ConnectionThread("onefold-handler")
+        thread = self._idle.pop() if self._idle else SerialThread("onefold-handler")
         answer = thread.run(functools.partial(copy_context().run, self._contain, work))
         answer.add_done_callback(lambda _: done())
         try:
@@ -194,7 +194,7 @@ class HandlerCalls:
         self._under_way[call] = (invocation.messages[0].id, time.monotonic())
         return functools.partial(self._under_way.pop, call)
 
-    def _leave_behind(self, thread: ConnectionThread, answer: asyncio.Future[Any], invocation: Invocation) -> None:
+    def _leave_behind(self, thread: SerialThread, answer: asyncio.Future[Any], invocation: Invocation) -> None:
         self._behind[invocation] = []
         if len(self._behind) >= self._consumer.concurrency:
             self.room.clear()

@@ -18,8 +18,8 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor, runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.ports import Connection, Database, Queryable
 from onefold._kernel.runners import run, run_async
+from onefold._kernel.serial_thread import SerialThread
 from onefold._kernel.timeouts import within
-from onefold.db._connection_thread import ConnectionThread
 from onefold.db._left_running import PAUSE_S, is_end, still_used_error
 from onefold.errors import ProgrammerError
 
@@ -60,12 +60,12 @@ def call_until_done(interrupt: Callable[[], bool], *, after_s: float = 0.0) -> N
         again(PAUSE_S)
 
 
-def plain_handle(connection: Connection[H], thread: ConnectionThread) -> H:
+def plain_handle(connection: Connection[H], thread: SerialThread) -> H:
     """The driver's own handle, for user code that has a thread of its own, as FastAPI's `def` endpoints have."""
     return connection.handle
 
 
-def off_loop_handle(connection: Connection[H], thread: ConnectionThread) -> H:
+def off_loop_handle(connection: Connection[H], thread: SerialThread) -> H:
     """`plain_handle` where taking the handle may wait: on an event loop that would stop every request, also the one
     that holds what is waited for."""
     if runs_a_loop():
@@ -83,7 +83,7 @@ class ThreadedDatabase(Generic[H, A]):
     def __init__(
         self,
         database: Database[H],
-        present: Callable[[Any, ConnectionThread], A],
+        present: Callable[[Any, SerialThread], A],
         *,
         acquire: Callable[[], Connection[H]] | None = None,
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
@@ -129,7 +129,7 @@ class ThreadedDatabase(Generic[H, A]):
             leave: Callable[[], None] = _nothing
         else:
             leave = room.release
-        thread = threads.idle.popleft() if threads.idle else ConnectionThread()
+        thread = threads.idle.popleft() if threads.idle else SerialThread()
         try:
             connection = self._at_hand()
             if connection is None:
@@ -147,12 +147,12 @@ class ThreadedDatabase(Generic[H, A]):
         if self.keeps_to_thread:  # what can be done without a hop is done on the loop, effect by effect
             return await run_async(flow, TaskExecutor(self))
         threads = self._threads.here()
-        thread = threads.idle.popleft() if threads.idle else ConnectionThread()
+        thread = threads.idle.popleft() if threads.idle else SerialThread()
         done = thread.run(partial(run, flow, ThreadExecutor(self.database)))
         done.add_done_callback(partial(self._keep_thread, threads, thread))
         return await asyncio.shield(done)
 
-    def _keep_thread(self, threads: _Threads, thread: ConnectionThread, done: asyncio.Future[Any]) -> None:
+    def _keep_thread(self, threads: _Threads, thread: SerialThread, done: asyncio.Future[Any]) -> None:
         if done.exception() is None:  # which is seen now, also where no task waits for it any more
             self._give_back_thread(threads, _nothing, thread)
         else:
@@ -166,7 +166,7 @@ class ThreadedDatabase(Generic[H, A]):
             threads.end()
         self.database.close()
 
-    def _give_back_thread(self, threads: _Threads, leave: Callable[[], None], thread: ConnectionThread) -> None:
+    def _give_back_thread(self, threads: _Threads, leave: Callable[[], None], thread: SerialThread) -> None:
         leave()
         if self._closed or len(threads.idle) >= IDLE_MAX:
             thread.end()
@@ -182,7 +182,7 @@ class _Threads:
     def __init__(self) -> None:
         self.room = asyncio.Semaphore(OUT_MAX)
         #: The one that was let go last comes last: it may still be busy with what it was handed.
-        self.idle: deque[ConnectionThread] = deque()
+        self.idle: deque[SerialThread] = deque()
 
     def end(self) -> None:
         while self.idle:
@@ -198,7 +198,7 @@ class ThreadedConnection(Generic[H, A]):
         self,
         database: ThreadedDatabase[H, A],
         connection: Connection[H],
-        thread: ConnectionThread,
+        thread: SerialThread,
         leave: Callable[[], None],
     ) -> None:
         self._database = database

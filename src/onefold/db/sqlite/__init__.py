@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from onefold._kernel.effects import HandlerStatement, NamedRows
 from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.savepoints import UNDO_S_MAX
-from onefold.db._connection_thread import ConnectionThread
+from onefold._kernel.serial_thread import SerialThread
 from onefold.db._threaded import ThreadedDatabase, call_until_done
 from onefold.db.sqlite._connection import SqliteConnection, query_handle
 from onefold.db.sqlite._errors import error_for
@@ -146,7 +146,7 @@ class AsyncSqlite:
 
     __slots__ = ("_connection", "_term", "_thread")
 
-    def __init__(self, connection: SqliteConnection, thread: ConnectionThread) -> None:
+    def __init__(self, connection: SqliteConnection, thread: SerialThread) -> None:
         self._connection = connection
         #: The transaction it is for. After it, and before the connection is gone, another would begin, and be lost.
         self._term = connection.term

@@ -1,4 +1,5 @@
-"""One thread for one connection: what a loop hands it is done in order, and the loop is told what came of it."""
+"""One thread for one connection, or for one handler: what a loop hands it is done in order, and the loop is told what
+came of it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class ConnectionThread:
+class SerialThread:
     """One thread that does what it is handed, in order.
 
     A ThreadPoolExecutor would do, at twice the price of a hop: it makes a future with a lock and a condition for every
@@ -63,11 +64,11 @@ class ConnectionThread:
 def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
     while (errand := errands.get()) is not None:
         errand()
-        del errand  # it holds a connection: let go of it before the next one comes, which may take long
+        del errand  # it may hold a connection: let go of it before the next one comes, which may take long
 
 
 def _tell(
-    thread: ConnectionThread,
+    thread: SerialThread,
     loop: asyncio.AbstractEventLoop,
     answer: asyncio.Future[T],
     function: Callable[[], T],
