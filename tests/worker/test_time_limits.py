@@ -275,6 +275,7 @@ async def test_a_hook_that_hangs_is_cut_off_and_does_not_hold_its_slot(
     told = [record.getMessage() for record in caplog.records if "a hook after" in record.getMessage()]
     assert len(told) == 3
     assert all("hang" in text for text in told)
+    assert caplog.text.count("the time limit of its handler, 0.1 s, and is not waited for") == 3
 
 
 async def test_without_a_time_limit_of_its_own_a_handler_has_its_lease(backend: Backend) -> None:

@@ -94,12 +94,12 @@ def key_place(database: str, target: str) -> Iterator[KeyPlace]:
             yield KeyPlace(lambda question: db.ask(question(db.dialect)))
         return
     value = load_target(target)
-    with asyncio.Runner() as loop:
-        once = loop.run(open_target(target, value))
+    with asyncio.Runner() as runner:
+        once = runner.run(open_target(target, value))
         try:
-            yield KeyPlace(lambda question: loop.run(run_flow(once, question)), once)
+            yield KeyPlace(lambda question: runner.run(run_flow(once, question)), once)
         finally:
-            loop.run(close_onefold(once))
+            runner.run(close_onefold(once))
 
 
 def describe_key(

@@ -96,13 +96,21 @@ class HandlerCalls:
 
     def limit_hook(self, hook: Callable[[], Any]) -> Callable[[], Any]:
         """The hook with the time limit of the handler, whose slot it holds."""
+        limit_s = self._consumer.limit_s or self._consumer.lease_s
 
         async def call() -> Any:
-            async with asyncio.timeout(self._consumer.limit_s or self._consumer.lease_s):
-                result = self._on_hook_thread(hook.func) if isinstance(hook, ThreadHook) else hook()
-                return await result if inspect.isawaitable(result) else result
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    result = self._on_hook_thread(hook.func) if isinstance(hook, ThreadHook) else hook()
+                    return await result if inspect.isawaitable(result) else result
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise TimeoutError(
+                    f"the hook took longer than the time limit of its handler, {limit_s:g} s, and is not waited for"
+                ) from error
 
-        call.__qualname__ = name_of(hook)
+        call.__qualname__ = name_of(hook)  # what the log calls it by
         return call
 
     async def _on_hook_thread(self, hook: Callable[[], Any]) -> Any:
@@ -114,7 +122,7 @@ class HandlerCalls:
                 f"it was not called: {behind} hooks of consumer {self._consumer.name!r} or more are on threads that do "
                 "not return, which nothing can stop. Restart the process, and give what they wait for a time-out"
             )
-        thread = self._idle.pop() if self._idle else ConnectionThread("onefold-handler")
+        thread = self._idle.pop() if self._idle else SerialThread("onefold-handler")
         answer = thread.run(functools.partial(copy_context().run, self._contain, hook))
         self._hooks_under_way += 1
 
