@@ -18,6 +18,7 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import Broker
 from onefold._kernel.runners import run_async
+from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.endpoint_copies import EndpointCopy
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
@@ -25,7 +26,7 @@ from onefold._outbox.status_report import report
 from onefold.brokers import _endpoint_schema as schema
 from onefold.brokers._adapters import broker_of
 from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success
-from onefold.brokers.webhook import EndpointAnswer, WebhookBroker, _endpoint_table, verify_webhook
+from onefold.brokers.webhook import EndpointAnswer, WebhookBroker, _endpoint_table, _slow_endpoints, verify_webhook
 from onefold.brokers.webhook._endpoint_table import make_endpoint
 from onefold.db._migrations import migrate
 from onefold.errors import ConfigurationError, ConnectionLost, MessageRefused, MessageUnreadable
@@ -366,3 +367,32 @@ async def test_a_round_that_outlives_the_lease_renews_it(stage: Stage) -> None:
         go_on.set()
         await until(lambda: len(slow.taken) == 37)
     assert others.taken == []
+
+
+async def test_an_event_that_was_not_sent_because_its_endpoint_is_slow_has_not_been_tried(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint that leaves one request unanswered, and takes the others: what waited meanwhile was counted as tried,
+    and became a dead letter that had never been sent."""
+    monkeypatch.setattr(_slow_endpoints, "SLOW_S", 0.05)
+    asked = Counter[str]()
+
+    async def send(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> EndpointAnswer:
+        asked[headers["webhook-id"]] += 1
+        if asked.total() % 3 == 2:
+            await asyncio.sleep(timeout_s + 1)
+        return EndpointAnswer(status=204, headers={})
+
+    broker = WebhookBroker({"t": GOOD}, secret=SECRET, sender=send, concurrency=1, confirm_s=0.1)
+    await stage.write(*((str(number), None) for number in range(9)))
+    session = await stage.entered(attempts_max=2)
+    for _ in range(20):
+        sent = await stage.run(session.tick(), broker)
+        assert [each.id for each in sent.dead if not asked[each.id]] == []
+        await stage.make_due()
+        await stage.run(make_due_claimable(stage.dialect))
+        session._destinations.forget()  # its pause is over
+        if not await stage.waiting():
+            break
+    assert len(asked) == 9
+    await broker.close()

@@ -37,6 +37,10 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 Confirm: TypeAlias = MessageRefused | BrokerUnavailable | None
 
 
+class NotSent(BrokerUnavailable):
+    """The broker has not sent this message now, or has no answer yet: that is no attempt at it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One event. `id` is its identity on every send; `version` counts without gaps per (source, topic, key)."""

@@ -9,8 +9,9 @@ Most claims take the oldest rows. Where those are of few streams, or may not go,
 instead: no stream and no destination waits for another one's backlog.
 
 What a destination does not take now (BrokerUnavailable) is judged by what else became of the tick. If the destination
-confirmed something else, it is the event: it is put off, and from the second time on that counts as an attempt. If it
-confirmed nothing it is paused, and its events stay as they are. If nothing was confirmed at all it is an outage.
+confirmed something else, it is the event: it is put off, and from the second time on that counts as an attempt; not
+where the broker has not even sent it (NotSent). If it confirmed nothing it is paused, and its events stay as they are.
+If nothing was confirmed at all it is an outage.
 
 Failure windows. A crash before the mark publishes again: ids are stable, and the inbox absorbs it. Two sessions may for
 a moment publish from one bucket (a stopped process that goes on): each sends a stream in order, so what comes late is a
@@ -27,7 +28,7 @@ from typing import Final, NamedTuple
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Now
-from onefold._kernel.messages import Message
+from onefold._kernel.messages import Message, NotSent
 from onefold._outbox.claimed_rows import (
     START,
     ClaimedRow,
@@ -350,7 +351,7 @@ class RelaySession:
         shut: dict[str, BrokerUnavailable] = {}
         for row, error in away:
             if row.destination in open_:
-                self._fail(sent, row, error, counted=row.failed_before)
+                self._fail(sent, row, error, counted=row.failed_before and not isinstance(error, NotSent))
             else:
                 shut[row.destination] = error
         for name, error in shut.items():
@@ -368,7 +369,7 @@ class RelaySession:
             # From the second try on: a consumer that starts beside the relay subscribes in between.
             if attempt > 1 and self._destinations.note_not_subscribed(row.destination):
                 log_not_subscribed(row.destination, error)
-        else:
+        elif not isinstance(error, NotSent):
             log_failure(row, error, attempt=attempt, attempts_max=attempts_max, wait_s=wait_s)
         dead = attempt >= attempts_max and not waits
         if dead:

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from onefold._kernel.messages import Confirm
+from onefold._kernel.messages import Confirm, NotSent
 from onefold.errors import BrokerUnavailable
 
 #: An endpoint that took so long to take nothing is slow.
@@ -65,8 +65,8 @@ class SlowEndpoints:
         self.has_taken(name, message_id)
         return request.result()
 
-    def unavailable(self, name: str) -> BrokerUnavailable:
-        return BrokerUnavailable(f"endpoint {name} has left requests unanswered and is asked for one event at a time")
+    def unavailable(self, name: str) -> NotSent:
+        return NotSent(f"endpoint {name} has left requests unanswered and is asked for one event at a time")
 
     async def close(self) -> None:
         requests = [request for _, request in self._asked.values()]
