@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import psycopg
@@ -75,10 +77,13 @@ def config(**settings: Any) -> Mapping[str, str]:
     return found
 
 
+def options(of: Mapping[str, str], transform: str) -> dict[str, str]:
+    begin = f"transforms.{transform}."
+    return {name.removeprefix(begin): value for name, value in of.items() if name.startswith(begin)}
+
+
 def router(of: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.removeprefix("transforms.outbox."): value for name, value in of.items() if "transforms.outbox." in name
-    }
+    return options(of, "outbox")
 
 
 def inserted(payloads: Sequence[bytes]) -> list[dict[str, str | None]]:
@@ -112,29 +117,59 @@ def inserted(payloads: Sequence[bytes]) -> list[dict[str, str | None]]:
 
 
 def routed(row: Mapping[str, str | None], of: Mapping[str, str]) -> Record:
-    """The router, and the two transforms behind it, as they are documented; then the converters."""
-    smt = router(of)
-    headers: list[tuple[str, bytes | None]] = [("id", _bytes(row[smt["table.field.event.id"]]))]
-    for trio in smt["table.fields.additional.placement"].split(","):
-        column, placement, alias = trio.split(":")
-        assert placement == "header"
-        headers.append((alias, _bytes(row[column])))
-    headers.append((of["transforms.specversion.header"], of["transforms.specversion.value.literal"].encode()))
-    dropped = of["transforms.plain.headers"].split(",")
-    payload = row[smt["table.field.event.payload"]]
-    assert payload is not None
-    topic = row[smt["route.by.field"]]
+    """The chain of transforms, as they are documented and, where that is silent, as their code has it; then the
+    converters. A row comes with its primary key as the record's key."""
+    key: Any = {"position": row["position"]}
+    headers: list[tuple[str, Any]] = []
+    if of.get("extended.headers.enabled", "true") == "true":  # as Debezium has it since 3.1
+        headers += [("__debezium.context.taskId", "0"), ("__debezium.context.connectorName", "postgresql")]
+    topic = value = None
+    for name in of["transforms"].split(","):
+        smt = options(of, name)
+        match smt["type"].rpartition(".")[2]:
+            case "EventRouter":
+                headers.append(("id", row[smt["table.field.event.id"]]))
+                for trio in smt["table.fields.additional.placement"].split(","):
+                    column, placement, alias = trio.split(":")
+                    assert placement == "header"
+                    headers.append((alias, row[column]))
+                key, value = row[smt["table.field.event.key"]], row[smt["table.field.event.payload"]]
+                topic = smt["route.topic.replacement"].replace("${routedByValue}", row[smt["route.by.field"]] or "")
+            case "InsertField$Key":
+                key = {**key, smt["static.field"]: smt["static.value"]}
+            case "HeaderFrom$Key":
+                assert smt["operation"] == "copy"
+                taken = zip(smt["fields"].split(","), smt["headers"].split(","), strict=True)
+                headers += [(header, key[field]) for field, header in taken]
+            case "InsertHeader":
+                headers.append((smt["header"], literal(smt["value.literal"])))
+            case "DropHeaders":
+                headers = [header for header in headers if header[0] not in smt["headers"].split(",")]
+            case other:
+                pytest.fail(f"no model of {other}")
     assert topic is not None
+    assert value is not None
+    assert not isinstance(key, dict)
     return Record(
-        topic=smt["route.topic.replacement"].replace("${routedByValue}", topic),
-        key=_bytes(row[smt["table.field.event.key"]]),
-        headers=[header for header in headers if header[0] not in dropped],
-        value=bytes.fromhex(payload.removeprefix("\\x")),
+        topic=topic,
+        key=_bytes(key),
+        headers=[(name, _bytes(found)) for name, found in headers],
+        value=bytes.fromhex(value.removeprefix("\\x")),
     )
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+def literal(text: str) -> object:
+    """As Kafka Connect reads the literal of InsertHeader: as a number where it can be one, and a whole one as such."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    return int(number) if number == number.to_integral_value() else float(number)
+
+
+def _bytes(value: object) -> bytes | None:
+    """What StringConverter writes."""
+    return None if value is None else str(value).encode()
 
 
 class Collecting:
@@ -228,6 +263,7 @@ async def test_what_the_router_makes_of_the_rows_is_what_the_relay_publishes(
     await publish(once)
     records = [routed(row, of) for row in inserted(changes(dsn, of))]
     assert len(records) == 7
+    assert [value for record in records for name, value in record.headers if name == "ce_specversion"] == [b"1.0"] * 7
     published = await relayed(once, to, len(records))
     await once.close()
     broker = KafkaBroker(kafka.bootstrap, topic_prefix=prefix, confirm_s=PATIENCE_S, settings=settings(kafka))
@@ -302,6 +338,20 @@ async def test_an_outbox_on_sqlite_is_not_captured(tmp_path: Any) -> None:
     with pytest.raises(ConfigurationError, match="read by relays only"):
         await run_flow(once, lambda dialect: forget_captured(dialect, keep_s=0.0))
     await once.close()
+
+
+def test_connectors_of_one_server_and_one_kafka_connect_have_names_of_their_own() -> None:
+    """The names of replication slots are the server's, those of connectors and their prefixes Kafka Connect's."""
+    long: Any = {"database": "Späti-" + 80 * "x"}
+    places = ({}, {"database": "shop"}, {"database": "shop", "schema": "tenant"}, long)
+    found = [connector(**place) for place in places]
+    for name in ("slot.name", "topic.prefix"):
+        assert len({config(**place)[name] for place in places}) == len(places)
+    assert len({str(each["name"]) for each in found}) == len(places)
+    assert config()["slot.name"] == config()["publication.name"] == "onefold_outbox"
+    for place in places:
+        assert re.fullmatch(r"[a-z0-9_]{1,63}", config(**place)["slot.name"]), "what Postgres takes"
+        assert re.fullmatch(r"[A-Za-z0-9._-]+", config(**place)["topic.prefix"]), "what Debezium takes"
 
 
 def test_the_connector_is_json_without_a_password() -> None:

@@ -6,6 +6,8 @@ The names here are a contract: columns of `onefold_outbox` that others read are 
 
 from __future__ import annotations
 
+import re
+from hashlib import blake2b
 from typing import Final
 
 from onefold._kernel.checkout import with_connection
@@ -29,6 +31,11 @@ HEADERS: Final = {
     "headers": "onefold-headers",
 }
 
+_UNKNOWN: Final = "<database>"
+
+#: Of the 63 that a name has in Postgres, those that "onefold_outbox_" leaves.
+_NAME_CHARS: Final = 48
+
 _TEXT: Final = "org.apache.kafka.connect.storage.StringConverter"
 _ROUTER: Final = {
     "type": "io.debezium.transforms.outbox.EventRouter",
@@ -50,11 +57,12 @@ def connector(
     host: str = "<host>",
     port: int = 5432,
     user: str = "<user>",
-    database: str = "<database>",
+    database: str = _UNKNOWN,
 ) -> dict[str, object]:
     """A connector for Kafka Connect that publishes what a relay to Kafka would, under KafkaBroker's `topic_prefix`."""
+    own = _name_of(schema, database)
     return {
-        "name": "onefold-outbox",
+        "name": f"onefold-outbox{own}",
         "config": {
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
             "plugin.name": "pgoutput",
@@ -63,30 +71,50 @@ def connector(
             "database.user": user,
             "database.password": "<password>",
             "database.dbname": database,
-            "topic.prefix": "onefold",
-            "slot.name": "onefold_outbox",
+            "topic.prefix": f"onefold{own}",
+            "slot.name": f"onefold_outbox{own}",
             "publication.name": "onefold_outbox",
             "publication.autocreate.mode": "filtered",
             "table.include.list": f"{schema}.onefold_outbox",
             "skipped.operations": "u,d,t",
             "tombstones.on.delete": "false",
             "binary.handling.mode": "bytes",
+            # Else every record has headers about the connector, which a consumer would take for the application's.
+            "extended.headers.enabled": "false",
             "key.converter": _TEXT,
             "header.converter": _TEXT,
             "value.converter": "io.debezium.converters.BinaryDataConverter",
             "value.converter.delegate.converter.type": "org.apache.kafka.connect.json.JsonConverter",
             "value.converter.delegate.converter.type.schemas.enable": "false",
-            "transforms": "outbox,specversion,plain",
+            "transforms": "constant,specversion,outbox,plain",
+            # A text, by way of the row's key, which the router replaces. Kafka's InsertHeader reads its literal as a
+            # number where it can, and 1.0 would arrive as 1: no version of CloudEvents.
+            "transforms.constant.type": "org.apache.kafka.connect.transforms.InsertField$Key",
+            "transforms.constant.static.field": "specversion",
+            "transforms.constant.static.value": "1.0",
+            "transforms.specversion.type": "org.apache.kafka.connect.transforms.HeaderFrom$Key",
+            "transforms.specversion.fields": "specversion",
+            "transforms.specversion.headers": "ce_specversion",
+            "transforms.specversion.operation": "copy",
             **{f"transforms.outbox.{name}": value for name, value in _ROUTER.items()},
             "transforms.outbox.route.topic.replacement": topic_prefix + _ROUTER["route.topic.replacement"],
-            "transforms.specversion.type": "org.apache.kafka.connect.transforms.InsertHeader",
-            "transforms.specversion.header": "ce_specversion",
-            "transforms.specversion.value.literal": "1.0",
             # The router's own header, which repeats ce_id.
             "transforms.plain.type": "org.apache.kafka.connect.transforms.DropHeaders",
             "transforms.plain.headers": "id",
         },
     }
+
+
+def _name_of(schema: str, database: str) -> str:
+    """What tells connectors apart: slots have one name per server, and what reads several of its databases needs one
+    each. In the letters that a slot may have, and no longer than its name may be."""
+    if database == _UNKNOWN:
+        return ""
+    name = database if schema == "public" else f"{database}_{schema}"
+    plain = re.sub(r"[^a-z0-9_]", "_", name.lower())
+    if plain == name and len(plain) <= _NAME_CHARS:
+        return f"_{plain}"
+    return f"_{plain[: _NAME_CHARS - 9]}_{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 _RELAY = Statement(qualified("SELECT relay FROM onefold_relay WHERE leased_until > clock_timestamp() LIMIT 1"))
