@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from onefold._kernel.log_context import ATTRIBUTE
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.destinations import PROBE_ROWS
+from onefold._outbox.retention import forget
 from onefold._worker import relay_loop as module
 from onefold._worker.relay_loop import Relay
 from onefold._worker.wakeup import Notifier
@@ -190,6 +192,20 @@ async def test_what_was_kept_by_an_earlier_setting_is_forgotten_too(stage: Stage
     assert await stage.fetch("SELECT count(*) FROM onefold_outbox") == [(2,)]
     async with running(stage, keep_published_s=0, poll_s_max=0.05, listener=told.append):
         await until(lambda: Forgotten(2) in told)
+    assert await stage.fetch("SELECT count(*) FROM onefold_outbox") == [(0,)]
+
+
+async def test_many_that_were_kept_are_forgotten_in_one_go(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is deleted at a time is bounded; how long it waits for the next time is not to depend on how seldom the
+    relay looks."""
+    told: list[Event] = []
+    await stage.write(*((name, name) for name in "abcde"))
+    async with running(stage, keep_published_s=3600, poll_s_max=0.05):
+        await until(lambda: len(stage.broker.taken) == 5)
+    monkeypatch.setattr(module, "forget", functools.partial(forget, limit=1, batches_max=1))
+    monkeypatch.setattr(module, "FORGET_MAX", 1)
+    async with running(stage, keep_published_s=0, poll_s_max=60, listener=told.append):
+        await until(lambda: told.count(Forgotten(1)) == 5)
     assert await stage.fetch("SELECT count(*) FROM onefold_outbox") == [(0,)]
 
 

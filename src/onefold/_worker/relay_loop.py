@@ -295,7 +295,9 @@ class Relay:
             self._sweep_at = now + SWEEP_EVERY_S
             if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
                 tell(self._listener, Forgotten(gone))
-                self._sweep_at = now if gone >= FORGET_MAX else self._sweep_at
+                if gone >= FORGET_MAX:  # after the next tick, however seldom there are chores: there may be many more
+                    self._sweep_at = now
+                    return 0.0
         most_s = self._poll_s_max * (HEARD_DUE if self._news.heard and not keep_s else 1)
         until_fire_s = most_s if self._timetable is None else max(0.0, self._fire_at - now)
         return min(most_s if next_s is None else next_s, most_s, until_fire_s)
