@@ -160,6 +160,23 @@ async def test_order_is_as_in_production(sqlite_path: Path) -> None:
     await once.close()
 
 
+async def test_brokers_of_several_tests_go_on_counting_the_versions_of_a_key(sqlite_path: Path) -> None:
+    """Tests that share an application make a broker each, and its consumers know what the one before has sent."""
+    for _ in range(2):  # the application of another module, over the same database
+        once = AsyncOnefold(sqlite_path, source="shop")
+        versions: list[int | None] = []
+
+        @once.consumer("mail", topic="order.shipped", order="strict")
+        async def mail(message: Message) -> None:
+            versions.append(message.version)  # noqa: B023
+
+        for _ in range(2):
+            broker = AsyncMemoryBroker(once)
+            assert await broker.publish("order.shipped", {}, key="k") == [Handled("mail", "order.shipped")]
+        assert versions == [1, 2]
+        await once.close()
+
+
 async def test_several_failures_are_raised_together(sqlite_path: Path) -> None:
     once = AsyncOnefold(sqlite_path, source="shop")
 

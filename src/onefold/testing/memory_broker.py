@@ -17,10 +17,12 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from onefold._app import AsyncOnefold, Onefold
 from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handling import Inbox
+from onefold._kernel.clock import wall_ms
 from onefold._kernel.messages import Confirm, Delivery, Message, write
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Failed, InboxEvent
@@ -38,6 +40,23 @@ _BYTES_MAX: Final = 64 * 1024 * 1024
 
 class NotHandled(OnefoldError):
     """A message could not be handled, and it was not its handler that raised."""
+
+
+class _Streams:
+    """The versions of keys that tests have sent to one application. In its own epoch: another application over the same
+    database, of an earlier run, has counted for itself."""
+
+    def __init__(self) -> None:
+        self.epoch = wall_ms()
+        self._versions: dict[tuple[str, str, str], int] = {}
+
+    def next_version(self, source: str, topic: str, key: str) -> int:
+        version = self._versions[source, topic, key] = self._versions.get((source, topic, key), 0) + 1
+        return version
+
+
+#: The brokers of several tests, one after the other, go on counting: consumers that keep an order know what was before.
+_STREAMS: Final[WeakKeyDictionary[Onefold | AsyncOnefold, _Streams]] = WeakKeyDictionary()
 
 
 class _SharedBroker:
@@ -68,7 +87,7 @@ class _SharedBroker:
         }
         if not self._inboxes:
             raise ConfigurationError(f"{once!r} has no consumer: import the module whose handlers are to be tested")
-        self._versions: dict[tuple[str, str], int] = {}
+        self._streams = _STREAMS.setdefault(once, _Streams())
         self._waiting: list[Message] = []
         self._errors: list[Exception] = []
         #: The events that the application has published, in their order: its handlers, and what the test ran.
@@ -80,16 +99,14 @@ class _SharedBroker:
         self, topic: str, data: object, key: str | int | None, headers: Mapping[str, str] | None, message_id: str | None
     ) -> Message:
         named = check_key(topic, key)
-        version = None
-        if named is not None:
-            version = self._versions[topic, named] = self._versions.get((topic, named), 0) + 1
+        version = None if named is None else self._streams.next_version(self._source, topic, named)
         return Message(
             id=message_id or uuid4().hex,
             source=self._source,
             topic=check_topic(topic),
             data=serialise(topic, data, bytes_max=_BYTES_MAX),
             key=named,
-            epoch=None if version is None else 1,
+            epoch=None if version is None else self._streams.epoch,
             version=version,
             headers=headers or {},
         )
