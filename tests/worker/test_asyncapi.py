@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
@@ -143,6 +143,37 @@ def test_the_brokers_address_is_there_and_its_password_is_not(once: AsyncOnefold
     assert document["servers"] == {"broker": {"host": "nats.example:4222", "protocol": "nats"}}
     assert "secret" not in json.dumps(document)
     assert "ada" not in json.dumps(document)
+
+
+class Placed(BaseModel):
+    kind: Literal["placed"]
+    discriminator: str
+
+
+class Paid(BaseModel):
+    kind: Literal["paid"]
+
+
+Happened: TypeAlias = Annotated[Placed | Paid, Field(discriminator="kind")]
+
+
+class Wrapped(BaseModel):
+    inner: Happened
+
+
+def test_a_union_is_told_apart_by_the_name_of_a_property(sqlite_path: Path) -> None:
+    """OpenAPI has an object there, and AsyncAPI the name alone."""
+    once = AsyncOnefold(sqlite_path, source="shop", broker="local")
+    once.publishes("order.happened", Happened)
+    once.publishes("order.wrapped", Wrapped)
+    document = once.asyncapi()
+    read(document)
+    [payload] = [each["payload"] for each in document["components"]["messages"].values() if "oneOf" in each["payload"]]
+    assert payload["discriminator"] == "kind"
+    schemas = document["components"]["schemas"]
+    assert schemas["Wrapped"]["properties"]["inner"]["discriminator"] == "kind"
+    assert schemas["Placed"]["properties"]["discriminator"] == {"title": "Discriminator", "type": "string"}
+    assert "order_happened_Placed___Paid" in document["components"]["messages"]
 
 
 def test_two_types_of_one_name_have_two_schemas(sqlite_path: Path) -> None:

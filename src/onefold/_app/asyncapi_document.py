@@ -25,6 +25,11 @@ VERSION: Final = "3.0.0"
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
+#: Members of a schema that have schemas by name, and those that have values, which are as they are.
+_NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs"})
+_VALUES: Final = frozenset({"const", "default", "enum", "examples"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """A topic that the application says it publishes."""
@@ -95,7 +100,7 @@ def describe(
     messages = {each.message: each for each in operations}
     typed = [(name, each.payload) for name, each in messages.items() if each.payload is not None]
     found, definitions = schemas_of([payload for _, payload in typed])
-    schemas = {name: schema for (name, _), schema in zip(typed, found, strict=True) if schema is not None}
+    schemas = {name: _schema(schema) for (name, _), schema in zip(typed, found, strict=True) if schema is not None}
     document: dict[str, Any] = {"asyncapi": VERSION, "info": {"title": title, "version": version}}
     if (server := _server(broker)) is not None:
         document["servers"] = {"broker": server}
@@ -107,9 +112,27 @@ def describe(
     document["operations"] = {each.name: _operation(each) for each in operations}
     document["components"] = {
         "messages": {name: _message(each, schemas.get(name)) for name, each in messages.items()},
-        "schemas": definitions,
+        "schemas": {name: _schema(definition) for name, definition in definitions.items()},
     }
     return document
+
+
+def _schema(schema: Any) -> Any:
+    """As AsyncAPI has it: what tells the members of a union apart is the name of a property there, and an object with
+    that name in OpenAPI, which pydantic writes for."""
+    if isinstance(schema, list):
+        return [_schema(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    written = {}
+    for name, value in schema.items():
+        if name in _NAMED_SCHEMAS and isinstance(value, dict):
+            written[name] = {each: _schema(inner) for each, inner in value.items()}
+        elif name == "discriminator" and isinstance(value, dict):
+            written[name] = value["propertyName"]
+        else:
+            written[name] = value if name in _VALUES else _schema(value)
+    return written
 
 
 def _payload(consumer: Consumer) -> PydanticPayload | None:

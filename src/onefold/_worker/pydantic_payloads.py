@@ -6,7 +6,8 @@ Invariant: what an invalid message contains is in its dead letter, and not in wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from onefold._kernel.extras import missing_extra
 from onefold.errors import ConfigurationError, PayloadInvalid
@@ -32,7 +33,7 @@ class PydanticPayload:
         except ModuleNotFoundError as error:
             raise missing_extra(error, "pydantic") from None
         self._invalid: type[Exception] = ValidationError
-        self.name = getattr(annotation, "__name__", str(annotation))
+        self.name = _name(annotation)
         try:
             self.adapter: TypeAdapter[Any] = TypeAdapter(annotation)
         except Exception as error:  # pydantic's own, of several kinds, and what a model's hooks raise
@@ -70,6 +71,15 @@ class PydanticPayload:
         """Where in the data, by the names that the type has. Others are the sender's."""
         parts = (str(part) if isinstance(part, int) or part in self._known else "*" for part in location)
         return ".".join(parts) or "data"
+
+
+def _name(annotation: Any) -> str:
+    """What a type is called. What is noted beside it is no part of that; a union is called by its members."""
+    if get_origin(annotation) is Annotated:
+        return _name(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(map(_name, get_args(annotation)))
+    return str(getattr(annotation, "__name__", annotation))
 
 
 def schemas_of(payloads: Sequence[PydanticPayload]) -> tuple[list[dict[str, Any] | None], dict[str, Any]]:
