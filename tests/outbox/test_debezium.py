@@ -343,7 +343,7 @@ async def test_an_outbox_on_sqlite_is_not_captured(tmp_path: Any) -> None:
 def test_connectors_of_one_server_and_one_kafka_connect_have_names_of_their_own() -> None:
     """The names of replication slots are the server's, those of connectors and their prefixes Kafka Connect's."""
     long: Any = {"database": "Späti-" + 80 * "x"}
-    places = ({}, {"database": "shop"}, {"database": "shop", "schema": "tenant"}, long)
+    places: Any = ({}, {"database": "shop"}, {"database": "shop", "schema": "tenant"}, long)
     found = [connector(**place) for place in places]
     for name in ("slot.name", "topic.prefix"):
         assert len({config(**place)[name] for place in places}) == len(places)
