@@ -13,7 +13,7 @@ from typing import Final
 
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
-from onefold._kernel.messages import Confirm, Delivery, Message, received, write
+from onefold._kernel.messages import Confirm, Delivery, Message, read_delivery, write
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.nats._subscription import NatsSubscription
 from onefold.errors import ProgrammerError
@@ -133,7 +133,7 @@ class ClockedNats(NatsBroker):
 
 def delivery_of(message: Message) -> Delivery:
     """What an adapter hands over: headers and all."""
-    return received(write(message), message.data, redelivered=False, receipt=message.id)
+    return read_delivery(write(message), message.data, redelivered=False, receipt=message.id)
 
 
 def messages_of(count: int, *, source: str, topic: str, data: bytes) -> list[Message]:

@@ -9,7 +9,7 @@ import pytest
 
 from onefold._inbox.handling import Inbox
 from onefold._inbox.redrive import Filter, job_of, redrive
-from onefold._kernel.messages import Delivery, Message, Origin, key_text, received
+from onefold._kernel.messages import Delivery, Message, Origin, key_text, read_delivery
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
@@ -22,7 +22,7 @@ ORIGIN = Origin(broker="nats", subject="shop.order.placed", topic="order.placed"
 def foreign(
     data: bytes = b'{"order": 1}', *, origin: Origin = ORIGIN, redelivered: bool = False, **more: Any
 ) -> Delivery:
-    return received({"shop": "eu"}, data, redelivered=redelivered, receipt=None, origin=origin, **more)
+    return read_delivery({"shop": "eu"}, data, redelivered=redelivered, receipt=None, origin=origin, **more)
 
 
 def order_of(given: Delivery) -> str | None:
@@ -117,7 +117,7 @@ async def test_a_failed_message_whose_message_was_handled_or_is_kept_under_its_o
 
 async def test_a_strict_consumer_reads_versions_again_and_keeps_their_order(backend: Backend) -> None:
     versions = {"ce-sequence": "2", "ce-sequenceepoch": str(EPOCH), "ce-partitionkey": "acme", "ce-source": "shop"}
-    given = received({**versions, "ce-type": "order.placed"}, b'{"order": 2}', redelivered=False, receipt=None)
+    given = read_delivery({**versions, "ce-type": "order.placed"}, b'{"order": 2}', redelivered=False, receipt=None)
     await hand(backend, backend.inbox(order="strict"), given)
     inbox = backend.inbox(order="strict", id_of=order_of)
     job = await backend.flow(redrive(backend.dialect, Filter(consumer="billing"), actor="ada", per_second=1000))

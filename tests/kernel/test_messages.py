@@ -11,7 +11,7 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold._kernel.messages import Message, read, received, write
+from onefold._kernel.messages import Message, read, read_delivery, write
 from onefold.errors import MessageUnreadable
 
 names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
@@ -116,7 +116,7 @@ def test_a_structured_message_is_read_whatever_its_data(
 def test_what_cannot_be_read_says_why_and_keeps_its_bytes(headers: dict[str, str], data: bytes, says: str) -> None:
     with pytest.raises(MessageUnreadable, match=says):
         read(headers, data)
-    delivery = received(headers, data, redelivered=True, receipt=1)
+    delivery = read_delivery(headers, data, redelivered=True, receipt=1)
     assert (delivery.message, delivery.data, delivery.headers) == (None, data, headers)
     assert says in (delivery.problem or "")
 

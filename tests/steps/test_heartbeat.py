@@ -194,7 +194,7 @@ def test_a_beat_that_failed_postpones_no_work_beyond_a_part_of_its_own_lease() -
         beats.hold(work, 0.0)
     picked = beats.works()
     beats.hold(new, 99.0)  # while the beat hangs
-    beats.failed(picked, StoreUnavailable("down"), 100.0)
+    beats.note_failed(picked, StoreUnavailable("down"), 100.0)
     assert beats.due() == 100.0  # of the new one, as it was
     beats.drop(new)
     assert beats.due() == 100.2

@@ -9,7 +9,7 @@ from onefold._app.migrations import MIGRATIONS
 from onefold._inbox.failed_lists import tally_failed
 from onefold._inbox.pausing import pauses
 from onefold._inbox.registry import EARLIER, list_processes
-from onefold._kernel.readable import counted
+from onefold._kernel.readable import write_count
 from onefold._outbox.event_lists import list_dead_events
 from onefold._outbox.status_report import report
 from onefold._steps.unfinished_works import list_works
@@ -85,7 +85,7 @@ async def check_consumers(dialect: str) -> list[HealthFinding]:
     findings = []
     for name in sorted({each.consumer for each in processes} | paused.keys())[:CONSUMERS_MAX]:
         alive = sum(each.alive for each in processes if each.consumer == name)
-        what, said = f"Consumer {name}", f"{counted(alive, 'process runs', 'processes run')}."
+        what, said = f"Consumer {name}", f"{write_count(alive, 'process runs', 'processes run')}."
         if name in paused:
             findings.append(
                 HealthFinding(

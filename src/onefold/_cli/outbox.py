@@ -52,7 +52,7 @@ def look(
         return
     found = ask(database, lambda dialect: report(dialect, stopped_max=stopped_max))
     if as_json:
-        answer({**asdict(found), "waiting": _waiting(found)})
+        answer({**asdict(found), "waiting": _count_waiting(found)})
     else:
         _print(redact(database), found)
 
@@ -195,14 +195,16 @@ def _act(database: str, verb: Callable[[str, Chosen], Flow[int]], chosen: Chosen
         raise typer.Exit(1)
 
 
-def _waiting(found: Report) -> int:
+def _count_waiting(found: Report) -> int:
     return sum(topic.waiting for topic in found.pending)
 
 
 def _print(whose: str, found: Report) -> None:
     more = "at least " if found.pending_cut else ""
     typer.echo(f"outbox of {whose}")
-    typer.echo(f"waiting: {more}{_waiting(found)}, the oldest for {age(found.oldest_s)}; delayed: {found.delayed}")
+    typer.echo(
+        f"waiting: {more}{_count_waiting(found)}, the oldest for {age(found.oldest_s)}; delayed: {found.delayed}"
+    )
     if found.pending:
         waiting = [(each.topic, each.destination, each.waiting) for each in found.pending]
         print_table("\nWaiting", ("topic", "endpoint", "events"), waiting)

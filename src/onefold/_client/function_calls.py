@@ -28,7 +28,7 @@ from onefold._client.hedging import hedge
 from onefold._client.host_log import log_layers
 from onefold._client.retry_conditions import check_condition
 from onefold._client.retry_loop import SUCCESS, Raised, RetryLoop, unwrap
-from onefold._kernel.deadlines import shortened
+from onefold._kernel.deadlines import shorten
 from onefold._kernel.executors import name_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import Listener
@@ -91,7 +91,7 @@ class FunctionCalls:
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             ended: Any = None
             now = monotonic()
-            attempts = Attempts(host, shortened(now + deadline_s))
+            attempts = Attempts(host, shorten(now + deadline_s))
             if (stop := attempts.begin(now)) is None:
                 try:
                     ended = function(*args, **kwargs)
@@ -120,7 +120,7 @@ class FunctionCalls:
         async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             ended: Any = None
             now = monotonic()
-            attempts = Attempts(host, shortened(now + deadline_s))
+            attempts = Attempts(host, shorten(now + deadline_s))
             if (stop := attempts.begin(now)) is None:
                 try:
                     attempt = function(*args, **kwargs) if hedge_s is None else self._hedge(function, args, kwargs)

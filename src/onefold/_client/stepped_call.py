@@ -10,7 +10,7 @@ from typing import Any
 
 from onefold._client.function_calls import FunctionCall, FunctionCalls
 from onefold._client.retry_loop import Raised
-from onefold._kernel.deadlines import shortened
+from onefold._kernel.deadlines import shorten
 from onefold._kernel.effects import Effect, Flow, Now, Sleep
 from onefold._policy.attempts import Attempts
 from onefold.errors import ProgrammerError
@@ -24,7 +24,7 @@ class SteppedCall:
     def __init__(self, calls: FunctionCalls) -> None:
         self._began = now = monotonic()
         self._calls = calls
-        self._attempts = Attempts(calls.host, shortened(now + calls.host.policy.deadline_s))
+        self._attempts = Attempts(calls.host, shorten(now + calls.host.policy.deadline_s))
         #: The retry loop, once the first attempt has not simply succeeded.
         self._flow: Flow[Any] | None = None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from onefold._kernel.readable import counted
+from onefold._kernel.readable import write_count
 from onefold._observe.activity.counts import HOUR_S
 from onefold._observe.activity.history import TimeWindow
 
@@ -72,7 +72,7 @@ def stack(title: str, unit: str, series: Mapping[str, Sequence[int]], window: Ti
     few = _limit(series, window)
     highest = max((sum(amounts) for amounts in zip(*few.values(), strict=True)), default=0)
     legend = tuple((name, f"{sum(amounts):,}") for name, amounts in few.items())
-    total = counted(sum(map(sum, few.values())), unit)
+    total = write_count(sum(map(sum, few.values())), unit)
     top = f"top: {highest:,} in {_name_span(window.span_s)}"
     return _draw(title, unit, few, window, highest, legend=legend, total=total, top=top)
 

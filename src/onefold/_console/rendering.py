@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onefold._kernel.extras import missing_extra
-from onefold._kernel.readable import age, counted, harmless
+from onefold._kernel.readable import age, harmless, write_count
 
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -35,7 +35,7 @@ def make_environment() -> Environment:
         finalize=_finalize,
     )
     environment.filters.update(age=age, size=size, when=when, minute=minute)
-    environment.filters.update(short=short, capped=capped, counted=counted)
+    environment.filters.update(short=short, capped=capped, counted=write_count)
     return environment
 
 

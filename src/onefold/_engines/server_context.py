@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from onefold._engines.journalled_attempts import Attempt, run_attempts
-from onefold._saga.saga_errors import EngineFault, stopping
+from onefold._saga.saga_errors import EngineFault, describe_stop
 from onefold._saga.saga_values import Json
 from onefold._saga.step_call import StepCall
 
@@ -31,9 +31,9 @@ class ServerContext(ABC):
 
     async def run_tx(self, call: StepCall) -> Json:
         raise EngineFault(
-            f"{stopping(call.saga_id)}s.tx({call.step!r}) needs an engine that shares your database, as DBOS does, and "
-            f"the journal of {self.server} is in its server. Make it s.step(...), whose key() has its effect happen "
-            "once"
+            f"{describe_stop(call.saga_id)}s.tx({call.step!r}) needs an engine that shares your database, as DBOS "
+            f"does, and the journal of {self.server} is in its server. Make it s.step(...), whose key() has its effect "
+            "happen once"
         )
 
     async def sleep(self, seconds: float) -> None:

@@ -122,7 +122,7 @@ class RequestCondition:
         gone = current is None and rules.repeatable_delete and self._method == "DELETE"
         if not gone and judge(asked, tag, self._method) != "holds":
             self._failed = True  # for good, also where the handler goes on
-            raise failed(tag)
+            raise condition_error(tag)
         if self._tx is not None:
             self._tx.pending.held += 1
         return current
@@ -202,7 +202,7 @@ class RequestCondition:
             return None
         verdict = judge(self._preconditions(), tag, self._method)
         if verdict == "failed":
-            raise failed(tag)
+            raise condition_error(tag)
         return tag if verdict == "not modified" else None
 
     def _preconditions(self) -> Preconditions:
@@ -216,7 +216,7 @@ class RequestCondition:
         return self.rules
 
 
-def failed(current: EntityTag | None) -> ConditionFailed:
+def condition_error(current: EntityTag | None) -> ConditionFailed:
     """What a caller is told whose condition does not hold."""
     now = "There is no such resource now." if current is None else "Its ETag is in this answer."
     return ConditionFailed(

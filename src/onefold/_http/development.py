@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.handler_errors import nothing_executed_error
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold.errors import TransactionMisused
@@ -13,7 +13,7 @@ from onefold.errors import TransactionMisused
 def check_used(tx: OwnedTransaction[Any], operation: str, status: int) -> None:
     """A success that made no statement on its transaction wrote elsewhere, or nothing."""
     if tx.is_idle:
-        raise nothing_executed(
+        raise nothing_executed_error(
             f"{operation} answered {status}",
             "A handler that writes nothing leaves tx.connection alone, or declares the route with writes=False",
         )

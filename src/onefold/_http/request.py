@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from onefold._kernel.messages import CARRIED, carried
+from onefold._kernel.messages import CARRIED, pick_carried
 from onefold.errors import HeaderRepeated
 
 #: Methods that only read.
@@ -96,7 +96,7 @@ def pick_carried_headers(headers: Headers) -> dict[str, str]:
     """Trace and correlation, as the events of a request carry them on."""
     found = {name: first_line(headers, name) for name in CARRIED}
     found["correlation-id"] = found["correlation-id"] or first_line(headers, "x-correlation-id")
-    return carried(found)
+    return pick_carried(found)
 
 
 class Response(NamedTuple):

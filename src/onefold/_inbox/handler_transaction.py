@@ -18,8 +18,8 @@ from onefold._inbox.sql.statements import Statements
 from onefold._kernel.checkout import rollback_and_release, with_connection
 from onefold._kernel.current_transaction import handling
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
-from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translated
-from onefold._kernel.messages import Message, carried
+from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translate_refusal
+from onefold._kernel.messages import Message, pick_carried
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold.errors import (
     ConnectionLost,
@@ -141,7 +141,7 @@ class HandlerTransaction:
             # What cannot be serialised has failed as it might have in the handler: it is tried again, and counted.
             if isinstance(error, StoreError) and not isinstance(error, SerializationFailed):
                 raise
-            return translated(error)
+            return translate_refusal(error)
         return None
 
     async def _commit(
@@ -204,7 +204,7 @@ class HandlerTransaction:
 
 def _carry(messages: Sequence[Message]) -> dict[str, str]:
     """Trace and correlation go on where there is one message they can come from."""
-    return carried(messages[0].headers) if len(messages) == 1 else {}
+    return pick_carried(messages[0].headers) if len(messages) == 1 else {}
 
 
 async def _rows(statement: Statement) -> list[Row]:

@@ -15,7 +15,7 @@ from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.effects import Flow
 from onefold._kernel.log_context import LogField, message_at_hand
 from onefold._kernel.message_trace import begin_processing
-from onefold._kernel.messages import Delivery, carried
+from onefold._kernel.messages import Delivery, pick_carried
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry.consumer_events import (
     DeadLettered,
@@ -55,8 +55,9 @@ class _LoggedMessage(NamedTuple):
             "message_id": stored.id,
             "attempt": _attempt_of(stored),
         }
-        if stored.message is not None and (sent := carried(stored.message.headers).get("correlation-id")) is not None:
-            found["correlation_id"] = sent
+        sent = {} if stored.message is None else pick_carried(stored.message.headers)
+        if "correlation-id" in sent:
+            found["correlation_id"] = sent["correlation-id"]
         return found
 
 

@@ -84,7 +84,7 @@ def deadline(seconds: float) -> Iterator[float]:
     if not 0 <= seconds <= LONGEST_S:
         raise ConfigurationError(f"deadline({seconds!r}) is out of range: choose 0 to {LONGEST_S:g} seconds")
     at = monotonic_s() + seconds
-    shortest = shortened(at)
+    shortest = shorten(at)
     token = begin(Granted(at, _current.get()))
     try:
         yield shortest
@@ -103,7 +103,7 @@ def no_deadline() -> Iterator[None]:
         _current.reset(token)
 
 
-def shortened(at: float) -> float:
+def shorten(at: float) -> float:
     """This moment, or the one that is set already if that comes first."""
     granted = _current.get()
     if granted is None or (outer := granted.at) is None:

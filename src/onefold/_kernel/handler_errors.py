@@ -30,7 +30,7 @@ _SWALLOWED_ERROR = (
 )
 
 
-def nothing_executed(whose: str, way_out: str) -> TransactionMisused:
+def nothing_executed_error(whose: str, way_out: str) -> TransactionMisused:
     """For one who took the connection, had nothing executed on it, and takes its work for done."""
     return TransactionMisused(
         f"{whose} and took tx.connection, but executed nothing on it: an `await` may be missing, as in `await "
@@ -55,7 +55,7 @@ def refusal_not_stored(operation: str, status: int) -> str:
     )
 
 
-def translated(error: Exception) -> Exception:
+def translate_refusal(error: Exception) -> Exception:
     """What a refused settle says about the handler, where it says something; else the error itself."""
     match error:
         case RequiredValueMissing() | TransactionEnded():
@@ -68,7 +68,7 @@ def translated(error: Exception) -> Exception:
 
 def rethrow(error: Exception) -> NoReturn:
     """Raise that. An error that rises as it is keeps its cause, the vendor's own: applications have handlers for it."""
-    told = translated(error)
+    told = translate_refusal(error)
     if told is error:
         raise error
     raise told from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from onefold._kernel.messages import Message, carried
+from onefold._kernel.messages import Message, pick_carried
 from onefold._kernel.tracing import Attribute, Span, Tracer
 
 #: What an event is in before a relay has sent it.
@@ -79,7 +79,7 @@ def _attributes(system: str, message: Message | None, name: str, kind: str) -> d
         found["messaging.system"] = system
     if message is not None:
         found |= {"messaging.destination.name": message.topic, "messaging.message.id": message.id}
-        if (correlation_id := carried(message.headers).get("correlation-id")) is not None:
+        if (correlation_id := pick_carried(message.headers).get("correlation-id")) is not None:
             found["messaging.message.conversation_id"] = correlation_id
             found["onefold.correlation_id"] = correlation_id
     return found

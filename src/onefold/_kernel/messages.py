@@ -125,7 +125,7 @@ def stream_of(source: str, topic: str, key: str) -> bytes:
     return blake2b(f"{source}\n{topic}\n{key}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def carried(found: Mapping[str, str | None]) -> dict[str, str]:
+def pick_carried(found: Mapping[str, str | None]) -> dict[str, str]:
     """Of these headers, those that follow a request or a message into its events. What cannot be carried is left out:
     an odd header must not fail the request or message it came with."""
     return {
@@ -186,7 +186,7 @@ def read(headers: Mapping[str, str], data: bytes, *, prefix: str = PREFIX, perce
     return _read_guarded(headers, data, Origin(prefix=prefix, percent=percent), {}, {})
 
 
-def received(
+def read_delivery(
     headers: Mapping[str, str],
     data: bytes,
     *,

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from onefold._kernel.effects import Call, Flow, Statement
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
-from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.handler_errors import nothing_executed_error
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import Joined, NaturalWrites, Outgoing, Sessions
 from onefold._kernel.transaction import ENDED, Transaction, no_outbox
@@ -177,7 +177,7 @@ class OwnedTransaction(Transaction[H]):
         """Called when its sessions are closed: raises TransactionMisused, in development, where nothing was executed on
         the connection that its user took."""
         if self.development and self.is_idle:
-            raise nothing_executed(whose, "Leave tx.connection alone where nothing is to be written")
+            raise nothing_executed_error(whose, "Leave tx.connection alone where nothing is to be written")
 
 
 async def close_sessions(tx: OwnedTransaction[Any], keep_rows: bool) -> None:

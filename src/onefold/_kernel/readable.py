@@ -25,7 +25,7 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
-def counted(count: int, thing: str, things: str = "") -> str:
+def write_count(count: int, thing: str, things: str = "") -> str:
     """How many of something, in words: "1 event", "2,000 events"."""
     return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
 

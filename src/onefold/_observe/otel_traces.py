@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "otel") from None
 
 from onefold._kernel import tracing
-from onefold._kernel.messages import carried
+from onefold._kernel.messages import pick_carried
 from onefold._kernel.telemetry.client_events import RetryPlanned
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.tracing import Attribute, Attributes, Carrier
@@ -76,7 +76,7 @@ class SpanFailures:
             )
 
 
-def _reporting(method: M) -> M:
+def _report_failures(method: M) -> M:
     """What the method raises is reported, and nothing else."""
 
     @functools.wraps(method)
@@ -98,11 +98,11 @@ class OtelSpan:
         self._span = span
         self.failures = failures
 
-    @_reporting
+    @_report_failures
     def set(self, name: str, value: Attribute) -> None:
         self._span.set_attribute(name, value)
 
-    @_reporting
+    @_report_failures
     def link(self, carrier: Carrier) -> None:
         if (found := _read(carrier)) is not None:
             self._span.add_link(found)
@@ -110,7 +110,7 @@ class OtelSpan:
     def carrier(self) -> dict[str, str]:
         written: dict[str, str] = {}
         _W3C.inject(written, trace.set_span_in_context(self._span, _NOWHERE))
-        return carried(written)
+        return pick_carried(written)
 
     def inject(self, set_header: Callable[[str, str], None]) -> None:
         written: dict[str, str] = {}
@@ -129,13 +129,13 @@ class OtelSpan:
         finally:
             detach(token)
 
-    @_reporting
+    @_report_failures
     def fail(self, error: BaseException | str) -> None:
         told = error if isinstance(error, str) else type(error).__name__
         self._span.set_attribute("error.type", told)
         self._span.set_status(Status(StatusCode.ERROR))
 
-    @_reporting
+    @_report_failures
     def end(self) -> None:
         self._span.end()
 
@@ -191,7 +191,7 @@ def _extract(carrier: Carrier) -> Context | None:
 
 
 def _extract_w3c(carrier: Carrier) -> Context:
-    return _W3C.extract(carried(carrier), _NOWHERE)
+    return _W3C.extract(pick_carried(carrier), _NOWHERE)
 
 
 def _read(carrier: Carrier) -> SpanContext | None:

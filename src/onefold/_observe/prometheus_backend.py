@@ -42,11 +42,11 @@ class PrometheusBackend:
         series = metric.labels(*labels) if labels else metric
         match series:
             case Counter():
-                return _counting(series)
+                return _make_count(series)
             case Gauge():
-                return _setting(series)
+                return _make_set(series)
             case Histogram():
-                return _observing(series)
+                return _make_observe(series)
 
     def collect(self) -> Iterable[Metric]:
         for metric in list(self._metrics.values()):
@@ -81,7 +81,7 @@ def _make(instrument: Instrument) -> Counter | Gauge | Histogram:
             return Histogram(name, about, labels, registry=None, buckets=SECONDS)
 
 
-def _counting(series: Counter) -> Record:
+def _make_count(series: Counter) -> Record:
     """What adds to a counter. Without prometheus_client's own layers above its value, of which every request would pay
     for two; by its public method, where a release of it has no such value."""
     value = getattr(series, "_value", None)
@@ -93,11 +93,11 @@ def _counting(series: Counter) -> Record:
     return count
 
 
-def _setting(series: Gauge) -> Record:
+def _make_set(series: Gauge) -> Record:
     return lambda amounts: series.set(amounts[-1])
 
 
-def _observing(series: Histogram) -> Record:
+def _make_observe(series: Histogram) -> Record:
     """What puts values into a histogram: the same without layers, and each bucket once for all that fall into it."""
     bounds, total, buckets = (getattr(series, name, None) for name in ("_upper_bounds", "_sum", "_buckets"))
     if bounds is None or total is None or buckets is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from onefold._kernel.log_context import LogField, log_extra
-from onefold._kernel.messages import Message, carried
+from onefold._kernel.messages import Message, pick_carried
 from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerError
 
@@ -36,5 +36,5 @@ def _describe(row: ClaimedRow, event: str, attempt: int) -> dict[str, dict[str, 
     message = row.message
     if not isinstance(message, Message):
         return log_extra(event, topic=row.destination, attempt=attempt)
-    correlation_id = carried(message.headers).get("correlation-id")
+    correlation_id = pick_carried(message.headers).get("correlation-id")
     return log_extra(event, topic=message.topic, message_id=message.id, attempt=attempt, correlation_id=correlation_id)

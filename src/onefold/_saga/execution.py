@@ -25,7 +25,7 @@ from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine_context import EngineContext
 from onefold._saga.local_effects import effects_database
-from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed, stopping
+from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed, describe_stop
 from onefold._saga.saga_names import check_name
 from onefold._saga.saga_telemetry import StuckSagas
 from onefold._saga.saga_values import Json, decode, encode, parameter_types
@@ -283,7 +283,7 @@ class Saga:
             raise self._stop(str(error)) from None
 
     def _stop(self, why: str) -> EngineFault:
-        fault = EngineFault(f"{stopping(self.id)}{why}")
+        fault = EngineFault(f"{describe_stop(self.id)}{why}")
         self._fault = fault
         return fault
 
@@ -334,7 +334,7 @@ async def run_saga(
         # Not a failed step but a mistake in the function. Where a person has given up on it, it is compensated.
         if not await s._ask("a look for requests to cancel", engine.cancel_requested()):
             raise EngineFault(
-                f"{stopping(s.id)}its function {definition.function.__qualname__} raised "
+                f"{describe_stop(s.id)}its function {definition.function.__qualname__} raised "
                 f"{describe(error)}. Repaired under the same version it goes on from the same place"
             ) from error
         why, cancelled = f"cancelled after {describe(error)}", True
@@ -361,4 +361,4 @@ def _encode_result(definition: AnySaga, s: Saga, value: object) -> Json:
     try:
         return encode(value, result_type_of(definition.function), what="its result")
     except ResultNotSerializable as error:
-        raise EngineFault(f"{stopping(s.id)}{error}. All of its steps are done: repaired it completes") from None
+        raise EngineFault(f"{describe_stop(s.id)}{error}. All of its steps are done: repaired it completes") from None

@@ -46,15 +46,15 @@ class SagaStopped(OnefoldError):
 
     def __init__(self, saga_id: str, error: str) -> None:
         super().__init__(
-            f"saga {saga_id!r} has stopped: {error.removeprefix(stopping(saga_id))}. `onefold saga show MODULE:engine "
-            f"{saga_id}` has its history; with repaired code `onefold saga retry MODULE:engine {saga_id}`, or "
-            "engine.retry(...), has it go on where it stopped, and `cancel` has it compensate"
+            f"saga {saga_id!r} has stopped: {error.removeprefix(describe_stop(saga_id))}. `onefold saga show "
+            f"MODULE:engine {saga_id}` has its history; with repaired code `onefold saga retry MODULE:engine "
+            f"{saga_id}`, or engine.retry(...), has it go on where it stopped, and `cancel` has it compensate"
         )
         self.saga_id = saga_id
         self.error = error
 
 
-def stopping(saga_id: str) -> str:
+def describe_stop(saga_id: str) -> str:
     """How the text of an EngineFault begins."""
     return f"saga {saga_id!r} stops, and nothing is undone: "
 

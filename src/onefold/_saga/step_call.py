@@ -20,7 +20,7 @@ from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.saga_events import AttemptOutcome, SagaStepAttempted, SagaStuck
 from onefold._kernel.tracing import tracer_of
 from onefold._policy.retry import RetryPolicy
-from onefold._saga.saga_errors import Abort, EngineFault, StepFailed, stopping
+from onefold._saga.saga_errors import Abort, EngineFault, StepFailed, describe_stop
 from onefold._saga.saga_names import UNDO, step_key, undo_key
 from onefold._saga.saga_values import Json, decode, encode, parameter_types
 from onefold._saga.step_keys import StepKeys, running
@@ -104,7 +104,7 @@ class StepCall:
         try:
             return [decode(arg, annotation, what=what) for arg, annotation in zip(self.args, types, strict=True)]
         except ResultUnreadable as error:
-            raise EngineFault(f"{stopping(self.saga_id)}{error}") from None
+            raise EngineFault(f"{describe_stop(self.saga_id)}{error}") from None
 
     def record(self, value: object) -> Json:
         """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for
@@ -116,7 +116,7 @@ class StepCall:
             )
         except ResultNotSerializable as error:
             if not self.undo:
-                raise EngineFault(f"{stopping(self.saga_id)}{error}") from None
+                raise EngineFault(f"{describe_stop(self.saga_id)}{error}") from None
             _log.warning(
                 "saga %s: step %s is undone, and what its compensation returned is not kept: %s",
                 self.saga_id, self.step, error,

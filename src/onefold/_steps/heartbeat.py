@@ -82,7 +82,7 @@ class _Beats:
         """When the next beat is, if any work is held."""
         return min(self._due.values())
 
-    def beaten(self, works: Iterable[Held], lost: Collection[Held], now: float) -> None:
+    def note_renewed(self, works: Iterable[Held], lost: Collection[Held], now: float) -> None:
         """The works were renewed, but for those that are lost."""
         for work in works:
             if work not in self._due:
@@ -100,7 +100,7 @@ class _Beats:
             else:
                 self.hold(work, now)
 
-    def failed(self, works: Collection[Held], error: Exception, now: float) -> None:
+    def note_failed(self, works: Collection[Held], error: Exception, now: float) -> None:
         """The works were not renewed: each is tried again in its own time. Those that were held meanwhile are not
         concerned."""
         again_s = min((work.lease_s for work in works), default=0.0) / _AGAIN
@@ -177,10 +177,10 @@ class _ThreadBeats:
                 lost = run(renew(self._database.dialect, works), ThreadExecutor(self._database))
             except Exception as error:  # whatever it is, the next beat may do better; without beats all works are lost
                 with self._changed:
-                    self.beats.failed(works, error, monotonic_s())
+                    self.beats.note_failed(works, error, monotonic_s())
             else:
                 with self._changed:
-                    self.beats.beaten(works, lost, monotonic_s())
+                    self.beats.note_renewed(works, lost, monotonic_s())
 
     def _wait(self) -> list[Held]:
         """What is held when the next beat is due. Nothing: this thread ends, and the next work starts another."""
@@ -272,9 +272,9 @@ class _LoopHeartbeat:
         try:
             lost = await run_async(renew(self._database.dialect, works), TaskExecutor(self._database))
         except Exception as error:  # whatever it is, the next beat may do better; without beats all works are lost
-            self._beats.failed(works, error, self._loop.time())
+            self._beats.note_failed(works, error, self._loop.time())
         else:
-            self._beats.beaten(works, lost, self._loop.time())
+            self._beats.note_renewed(works, lost, self._loop.time())
 
 
 def _by_lease(works: Sequence[Held]) -> Iterable[Sequence[Held]]:

@@ -77,7 +77,7 @@ class Steps:
         options = step_options(step)
         self._check(f"phase {options.name!r}", function)
         in_transaction = functools.partial(_put_first, f"phase {options.name!r}", function, args, kwargs)
-        returns = _returned(options, function)
+        returns = _result_type(options, function)
         answer: R = self._begin(lambda begin: self._attempt.phase(options, in_transaction, returns, begin))
         return answer
 
@@ -94,7 +94,7 @@ class Steps:
         )  # fmt: skip
         under_key = _awaited_under if self._asynchronous else _called_under
         keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
-        answer: R = self._begin(lambda _: self._attempt.call(options, keyed, _returned(options, function)))
+        answer: R = self._begin(lambda _: self._attempt.call(options, keyed, _result_type(options, function)))
         return answer
 
     def finish(
@@ -178,7 +178,7 @@ _WRONG_COLOUR: Final = {
 }
 
 
-def _returned(options: StepOptions, function: Callable[..., Any]) -> object:
+def _result_type(options: StepOptions, function: Callable[..., Any]) -> object:
     return options.returns if options.has_type else result_type_of(function)
 
 

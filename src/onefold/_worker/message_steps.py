@@ -11,7 +11,7 @@ from onefold._inbox.stepped_handling import MessageEnd
 from onefold._inbox.stored_message import StoredMessage
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background, runs_a_loop
-from onefold._kernel.messages import Message, carried
+from onefold._kernel.messages import Message, pick_carried
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
@@ -104,5 +104,5 @@ class SteppedMessage(WorkAttempt):
 
     def _begin(self, executor: Any) -> OwnedTransaction[Any]:
         tx = self._shared.new_transaction(executor)
-        tx.carry(functools.partial(carried, self._message.headers))
+        tx.carry(functools.partial(pick_carried, self._message.headers))
         return tx

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as Record
 
-from onefold._kernel.messages import Delivery, Origin, key_text, received
+from onefold._kernel.messages import Delivery, Origin, key_text, read_delivery
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 T = TypeVar("T")
@@ -339,7 +339,7 @@ def ask(client: Producer | Consumer, health: ClusterHealth, patience_s: float) -
 def _delivery(arrival: _Arrival, topic_prefix: str) -> Delivery:
     record, share = arrival.record, arrival.share
     key: Any = record.key()
-    return received(
+    return read_delivery(
         _headers(record),
         record.value() or b"",
         redelivered=arrival.redelivered,

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.abc import AbstractChannel as Channel
 
-from onefold._kernel.messages import Delivery, Origin, received
+from onefold._kernel.messages import Delivery, Origin, read_delivery
 from onefold._kernel.topics import MORE
 from onefold.brokers._rabbitmq_channel import (
     UNFIT,
@@ -212,7 +212,7 @@ def _by_feed(deliveries: Sequence[Delivery]) -> dict[_Feed, set[int]]:
 def _delivery(message: AbstractIncomingMessage, feed: _Feed) -> Delivery:
     tag = message.delivery_tag or 0
     topic = message.routing_key or ""
-    return received(
+    return read_delivery(
         _headers(message.headers, message.content_type),
         message.body,
         redelivered=bool(message.redelivered),

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from onefold._kernel.messages import Delivery, Origin, received
+from onefold._kernel.messages import Delivery, Origin, read_delivery
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 #: The field of an entry that holds the data; no header can have that name.
@@ -209,7 +209,7 @@ def _delivery(receipt: _Receipt, fields: Mapping[bytes, bytes], topic: str, rede
         )
     headers = {name: _text(value) for name, value in texts.items()}
     origin = Origin(broker="redis", subject=receipt.key, topic=topic, id=receipt.entry.decode(), percent=False)
-    return received(headers, data, redelivered=redelivered, receipt=receipt, origin=origin)
+    return read_delivery(headers, data, redelivered=redelivered, receipt=receipt, origin=origin)
 
 
 def _text(value: bytes) -> str:

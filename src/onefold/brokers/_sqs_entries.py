@@ -20,7 +20,7 @@ from onefold._kernel.messages import (
     Origin,
     name_apart,
     read,
-    received,
+    read_delivery,
     write,
     write_structured,
 )
@@ -66,8 +66,8 @@ def entry_of(index: int, message: Message, *, fifo: bool) -> SqsEntry:
     if fifo:
         apart = name_apart(message.id, message.source)
         # Without a key there is no order to keep: a group of its own holds up no other.
-        request["MessageGroupId"] = _fitting(apart if message.key is None else message.key)
-        request["MessageDeduplicationId"] = _fitting(apart)
+        request["MessageGroupId"] = _fit(apart if message.key is None else message.key)
+        request["MessageDeduplicationId"] = _fit(apart)
     size = len(body.encode()) + sum(len(name) + len("String") + len(value) for name, value in attributes.items())
     return SqsEntry(index, size, request)
 
@@ -103,7 +103,7 @@ def delivery_of(found: Mapping[str, Any], queue: str) -> Delivery:
     try:
         message = read(headers, data, percent=False)
     except MessageUnreadable:
-        return received(headers, data, redelivered=redelivered, receipt=receipt, origin=origin)
+        return read_delivery(headers, data, redelivered=redelivered, receipt=receipt, origin=origin)
     # As in binary mode, in which failed messages are kept.
     return Delivery(
         data=message.data,
@@ -129,5 +129,5 @@ def _headers_of(attributes: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-def _fitting(name: str) -> str:
+def _fit(name: str) -> str:
     return name if _NAME.fullmatch(name) else blake2b(name.encode(errors="surrogatepass"), digest_size=32).hexdigest()

@@ -63,7 +63,7 @@ def redrive_command(
         job = db.ask(started)
         unfit = 0 if job.failed_messages else db.ask(preview(db.dialect, chosen, dead_letter_s=age_s)).unfit
         if wait and job.failed_messages:
-            job = _waited(db, job)
+            job = _wait_for(db, job)
     hint = f"; {unfit} died more than {days_max:g} days ago: see --days" if unfit else ""
     _print_job(job, as_json=as_json, hint=hint)
     if not job.failed_messages or (wait and job.dead):
@@ -104,7 +104,7 @@ def cancel_command(
     _print_job(job, as_json=as_json)
 
 
-def _waited(db: CommandSession, job: Job) -> Job:
+def _wait_for(db: CommandSession, job: Job) -> Job:
     say(
         f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
         "`onefold dlq cancel`"

@@ -74,7 +74,7 @@ def list_command(
 
 def _hints(db: CommandSession, consumer: str, topic: str) -> Iterator[str]:
     """What else may be looked for here."""
-    if waiting := _waiting(db, consumer, topic):
+    if waiting := _count_waiting(db, consumer, topic):
         yield f"waiting for their next try, or behind an earlier message of their key: {waiting}; see --state waiting"
     if consumer or topic:
         return
@@ -84,7 +84,7 @@ def _hints(db: CommandSession, consumer: str, topic: str) -> Iterator[str]:
         yield f"requests and works that wait for a person: {parked}; see `onefold keys list --parked`"
 
 
-def _waiting(db: CommandSession, consumer: str, topic: str) -> int:
+def _count_waiting(db: CommandSession, consumer: str, topic: str) -> int:
     """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
     return sum(
         tally.failed_messages

@@ -108,8 +108,8 @@ def draw(activity: Activity) -> tuple[Plot, ...]:
         stack("Requests by outcome", "request", ordered, window),
         stack("Duplicates absorbed", "duplicate", activity.by(table.DUPLICATES, "hop"), window),
         level("Age of the outbox", "s", activity.by(table.OUTBOX_OLDEST).get("", [0] * window.spans), window),
-        stack("Retries", "attempt", _filled(retried), window),
-        stack("Dead letters", "dead letter", _filled(dead), window),
+        stack("Retries", "attempt", _fill(retried), window),
+        stack("Dead letters", "dead letter", _fill(dead), window),
     )
 
 
@@ -135,7 +135,7 @@ def split_outcomes(activity: Activity) -> dict[str, list[int]]:
     if released and "run" in outcomes:  # one may have been released in another span than it was run in: never below 0
         outcomes["run"] = [max(0, run - gone) for run, gone in zip(outcomes["run"], released, strict=True)]
     reasons.pop(STEPPED_ASIDE, None)
-    return _filled({**outcomes, "released": _sum(reasons.values())})
+    return _fill({**outcomes, "released": _sum(reasons.values())})
 
 
 def _outcome_order(outcome: str) -> tuple[int, str]:
@@ -146,7 +146,7 @@ def _sum(several: Any) -> list[int]:
     return [sum(amounts) for amounts in zip(*several, strict=True)]
 
 
-def _filled(series: dict[str, list[int]]) -> dict[str, list[int]]:
+def _fill(series: dict[str, list[int]]) -> dict[str, list[int]]:
     return {name: amounts for name, amounts in series.items() if amounts}
 
 

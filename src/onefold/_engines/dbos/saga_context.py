@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from dbos import DBOS, AsyncSQLAlchemyDatasource, PortableWorkflowError, SQLAlchemyDatasource
 from dbos import error as dbos_errors
 
-from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, stopping
+from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, describe_stop
 from onefold._saga.saga_values import Json
 from onefold._saga.step_call import StepCall, describe
 from onefold.errors import ConfigurationError
@@ -218,7 +218,7 @@ async def end_journal(saga_id: str) -> None:
         await DBOS.run_step_async({"name": END}, nothing)
     except dbos_errors.DBOSUnexpectedStepError as error:
         raise EngineFault(
-            f"{stopping(saga_id)}its function has ended, and its journal goes on "
+            f"{describe_stop(saga_id)}its function has ended, and its journal goes on "
             f"({error}). Another order of steps needs another version"
         ) from error
 

@@ -129,7 +129,7 @@ class RestateApi:
         answer = await self._send("PATCH", url)
         if answer.status_code in (404, 409):
             return False
-        return bool(_checked(answer))
+        return bool(_check_answer(answer))
 
     async def _invoke(
         self, saga_id: str, handler: str, data: Json, headers: Mapping[str, str] | None = None
@@ -140,12 +140,12 @@ class RestateApi:
             raise ConfigurationError(
                 f"Restate at {self._ingress} has no service {self._service!r}: an engine with listen= registers it"
             )
-        return _checked(answer)
+        return _check_answer(answer)
 
     async def _query(self, sql: str) -> Sequence[Mapping[str, Any]]:
         headers = {"accept": "application/json"}
         answer = await self._send("POST", f"{self._admin}/query", data={"query": sql}, headers=headers)
-        rows: Sequence[Mapping[str, Any]] = _checked(answer).json()["rows"]
+        rows: Sequence[Mapping[str, Any]] = _check_answer(answer).json()["rows"]
         return rows
 
     async def _send(
@@ -157,7 +157,7 @@ class RestateApi:
             raise _unavailable(url, error) from error
 
 
-def _checked(answer: httpx.Response) -> httpx.Response:
+def _check_answer(answer: httpx.Response) -> httpx.Response:
     if answer.is_server_error:
         raise StoreUnavailable(f"Restate answers {answer.url} with {answer.status_code}: {answer.text[:500]}")
     if answer.is_error:

@@ -17,7 +17,7 @@ from onefold._engines.server_context import ServerContext
 from onefold._kernel.telemetry import Listener
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
-from onefold._saga.saga_errors import CancelRequested, EngineFault, stopping
+from onefold._saga.saga_errors import CancelRequested, EngineFault, describe_stop
 from onefold._saga.saga_values import Json
 
 IS_CANCELLED: Final = "is cancelled"
@@ -65,7 +65,7 @@ async def run_recorded(
     except _Reached as reached:
         return reached.record
     raise EngineFault(
-        f"{stopping(start.saga_id)}its function now ends before {wanted!r}; another "
+        f"{describe_stop(start.saga_id)}its function now ends before {wanted!r}; another "
         "order of steps needs another version"
     )
 
@@ -97,7 +97,7 @@ class _Recorded(ServerContext):
         recorded, answer = next(self._answers, (self._wanted, _NONE_YET))
         if recorded != name:
             raise EngineFault(
-                f"{stopping(self._start.saga_id)}it was answered {recorded!r} where its "
+                f"{describe_stop(self._start.saga_id)}it was answered {recorded!r} where its "
                 f"function now asks for {name!r}; another order of steps needs another version"
             )
         if answer is _NONE_YET:

@@ -51,7 +51,7 @@ class SheddingMiddleware:
             for name, value in scope["headers"]:
                 if name == self._header:
                     granted_s = deadlines.parse_s(value)
-                    deadline = deadline if granted_s is None else deadlines.shortened(now + granted_s)
+                    deadline = deadline if granted_s is None else deadlines.shorten(now + granted_s)
                     break
         try:
             priority = 0 if admission.priority is None else admission.rank(_request(scope))

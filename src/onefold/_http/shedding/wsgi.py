@@ -39,7 +39,7 @@ class SheddingMiddleware:
             return self._app(environ, start_response)
         now = admission.clock()
         granted_s = None if self._header is None else deadlines.parse_s(environ.get(self._header))
-        deadline = deadlines.current() if granted_s is None else deadlines.shortened(now + granted_s)
+        deadline = deadlines.current() if granted_s is None else deadlines.shorten(now + granted_s)
         try:
             priority = 0 if admission.priority is None else admission.rank(request_of(environ))
         except CallerError as error:  # what the priority is read from cannot be used

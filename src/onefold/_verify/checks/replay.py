@@ -45,7 +45,7 @@ def _retry_several_times(probe: Probe) -> str:
 
 
 def check_byte_identity(probe: Probe) -> str:
-    first, retry = _retried(probe)
+    first, retry = _retry(probe)
     if first.body != retry.body:
         raise Violation(
             f"the body of the replay differs from the first ({len(first.body)} and {len(retry.body)} bytes): the "
@@ -55,7 +55,7 @@ def check_byte_identity(probe: Probe) -> str:
 
 
 def check_replay_headers(probe: Probe) -> str:
-    first, retry = _retried(probe)
+    first, retry = _retry(probe)
     lost = [name for name in _HEADERS if first.header(name) != retry.header(name)]
     if lost:
         shown = "; ".join(f"{name}: {first.header(name)!r}, then {retry.header(name)!r}" for name in lost)
@@ -64,7 +64,7 @@ def check_replay_headers(probe: Probe) -> str:
 
 
 def check_replay_mark(probe: Probe) -> str:
-    first, retry = _retried(probe)
+    first, retry = _retry(probe)
     if is_marked(first):
         raise Violation("the first answer is marked as a replay")
     if not is_marked(retry):
@@ -83,7 +83,7 @@ def check_unrelated_headers(probe: Probe) -> str:
 
 def check_cookies(probe: Probe) -> str:
     """What must reach the first client only."""
-    first, retry = _retried(probe)
+    first, retry = _retry(probe)
     given = {name: set(first.header_lines(name)) for name in ("set-cookie", "www-authenticate", "authorization")}
     if not any(given.values()):
         raise NotApplicable("the first answer sets no cookie and has no challenge or token in its headers")
@@ -95,7 +95,7 @@ def check_cookies(probe: Probe) -> str:
     return "the replay does not repeat them"
 
 
-def _retried(probe: Probe) -> tuple[ProbeAnswer, ProbeAnswer]:
+def _retry(probe: Probe) -> tuple[ProbeAnswer, ProbeAnswer]:
     request = probe.new_request()
     first = probe.send_first(request)
     retry = probe.send(request, "retry")

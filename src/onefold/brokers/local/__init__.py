@@ -20,7 +20,7 @@ from uuid import uuid4
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import run_on
-from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_apart, received, write
+from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_apart, read_delivery, write
 from onefold._kernel.ports import AsyncDatabase, SubscriptionSeen
 from onefold._kernel.topics import is_pattern, matches
 from onefold._kernel.wakeup_signals import News
@@ -301,7 +301,7 @@ def _headers(message: Message) -> str:
 
 def _delivery(position: int, headers: str, data: bytes, taken: int) -> Delivery:
     origin = Origin(broker="local", id=str(position), percent=False)
-    return received(json.loads(headers), bytes(data), redelivered=taken > 1, receipt=position, origin=origin)
+    return read_delivery(json.loads(headers), bytes(data), redelivered=taken > 1, receipt=position, origin=origin)
 
 
 def _unrouted_error(message: Message) -> TopicNotSubscribed:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from onefold._kernel.messages import Delivery, Origin, received
+from onefold._kernel.messages import Delivery, Origin, read_delivery
 from onefold._kernel.topics import overlap, widest
 from onefold.brokers.nats._connection import LOOK_S, TROUBLE, NatsConnection
 from onefold.brokers.nats._durables import Source, durable_name, filters_of, widen
@@ -161,7 +161,7 @@ class NatsSubscription:
             id=headers.get("nats-msg-id") or f"{self._broker.stream}/{sequence}",
         )
         own = {name: value for name, value in headers.items() if not name.startswith("nats-")}
-        delivery = received(own, msg.data, redelivered=redelivered, receipt=msg.reply, origin=origin)
+        delivery = read_delivery(own, msg.data, redelivered=redelivered, receipt=msg.reply, origin=origin)
         # The server's own headers are no part of the message, but a failed message shows them.
         return delivery if delivery.message is not None else replace(delivery, headers=headers)
 

@@ -286,7 +286,7 @@ def _in_driver_words(
     statement: HandlerStatement | Statement, paramstyle: str, sql: str | None = None
 ) -> tuple[str, Any]:
     """The statement, and its values, for a driver with placeholders of this kind."""
-    words, places = _placed(statement.sql if sql is None else sql, paramstyle)
+    words, places = _place_values(statement.sql if sql is None else sql, paramstyle)
     match paramstyle:
         case "pyformat":
             return words, _name_values(statement)
@@ -297,7 +297,7 @@ def _in_driver_words(
 
 
 @lru_cache(maxsize=1000)
-def _placed(sql: str, paramstyle: str) -> tuple[str, tuple[int, ...]]:
+def _place_values(sql: str, paramstyle: str) -> tuple[str, tuple[int, ...]]:
     """The text with placeholders of this kind, and which value each of them stands for."""
     places = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
     match paramstyle:
