@@ -208,7 +208,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
                         "they would share their messages. Give each a name of its own, or one handler both topics"
                     )
             self._check_session(consumer)
-            self._check_steps(consumer)
+            self._check_handler(consumer)
             check_patterns(self._broker, name, topics)
             self._consumers.append(consumer)
             return function

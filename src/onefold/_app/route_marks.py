@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
+from onefold._app.handle_annotations import check_handles
+from onefold._http.decorator import name_of
 from onefold._http.install import Layer
 from onefold._http.route_policy import Policy, Settings
 from onefold.errors import ConfigurationError
@@ -19,6 +21,7 @@ class RouteMarks:
     """The marks of both apps."""
 
     _layer: Layer
+    _database: Any
 
     def idempotent(self, *without_parentheses: Never, **settings: Unpack[Settings]) -> Callable[[F], F]:
         """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
@@ -27,7 +30,7 @@ class RouteMarks:
                 "@once.idempotent is missing its parentheses: write @once.idempotent(), or with settings, as in "
                 "@once.idempotent(required=True)"
             )
-        return self._layer.marker(settings)
+        return self._mark(settings)
 
     def conditional(
         self, *, etag: Etag, condition_required: bool = True, repeatable_delete: bool = False,
@@ -41,7 +44,17 @@ class RouteMarks:
         from onefold._http.conditional import Conditional
 
         rules = Conditional(etag=etag, required=condition_required, repeatable_delete=repeatable_delete)
-        return self._layer.marker({**settings, "conditional": rules})
+        return self._mark({**settings, "conditional": rules})
+
+    def _mark(self, settings: Settings) -> Callable[[F], F]:
+        mark = self._layer.marker(settings)
+
+        def decorate(function: F) -> F:
+            marked = mark(function)
+            check_handles(function, name_of(function), self._layer.name, self._database)
+            return marked
+
+        return decorate
 
     def policy(self, **settings: Unpack[Settings]) -> Policy:
         """The policy the same settings give, for routes that are written down instead of decorated."""
