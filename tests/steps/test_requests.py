@@ -13,7 +13,8 @@ from fastapi import FastAPI
 from onefold import AsyncOnefold, Keyring, single_principal
 from onefold.caches import MemoryCache
 from onefold.db.sqlite._connection import SqliteConnection
-from onefold.fastapi import Steps
+from onefold.errors import WorkParked
+from onefold.fastapi import StepOptions, Steps
 from onefold.policies import Quota
 from onefold.telemetry import CacheLooked, Event
 from tests.steps.places import Place, effects
@@ -187,6 +188,33 @@ def test_a_request_that_the_application_no_longer_knows_is_explained_to_its_clie
     assert (answer.status_code, answer.json()["type"]) == (500, "urn:onefold:problem:work-changed")
     assert_for_strangers(answer.json())
     assert "has recorded phase 'begin' there" in caplog.text
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_the_attempt_that_parks_a_work_answers_as_those_after_it_do(sqlite_path: Path, swallows: bool) -> None:
+    app, once = FastAPI(), AsyncOnefold(sqlite_path, principal=single_principal)
+    once.install(app)
+
+    async def lose() -> None:
+        raise ConnectionError("the answer was lost")
+
+    @app.post("/rides")
+    @once.idempotent(required=True)
+    async def create_ride(work: Steps) -> None:
+        try:
+            await work.call(StepOptions("charge", repeatable=False), lose)
+        except WorkParked:
+            if not swallows:
+                raise
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        lost, parking, parked = [await client.post("/rides", headers={"Idempotency-Key": '"k"'}) for _ in range(3)]
+    await once.close()
+    assert lost.status_code == 500
+    assert (parking.status_code, parking.json()["type"]) == (409, "urn:onefold:problem:work-parked")
+    assert_for_strangers(parking.json())
+    assert (parked.status_code, parked.json()) == (409, parking.json())
 
 
 async def test_a_retry_on_sqlite_closes_no_connection(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,13 @@ BETWEEN_STEPS: Final = (
     "of work.phase(...) and work.finish(...), which get their transaction as the first argument"
 )
 
+#: For the caller of a request that is parked. Not why: the reason names parts of the application or repeats what an
+#: exception said, and is the operator's (`onefold keys`).
+PARKED: Final = (
+    "This request was begun and could not be completed. The operator of this service must act first, and a retry gets "
+    "this answer until then. Do not send it under another Idempotency-Key, or it may happen twice."
+)
+
 
 class RequestSteps:
     """Gives a handler its steps. The last of them leaves its transaction to the request's own end (`WorkEnd`)."""
@@ -57,6 +64,9 @@ class RequestSteps:
         """For a handler that awaits, or does not."""
         perform = self._find_runner(asynchronous)
         return Steps(self._steps, self._guarded.executor, perform, asynchronous=asynchronous)
+
+    def describe_parked(self, reason: str) -> str:
+        return PARKED
 
     def check_end(self) -> None:
         self._steps.check_end()

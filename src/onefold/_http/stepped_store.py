@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from onefold._http.request_steps import RequestSteps
+from onefold._http.request_steps import PARKED, RequestSteps
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import (
@@ -35,7 +35,6 @@ from onefold._kernel.checkout import discard_on_error, fetch_rows, rollback_and_
 from onefold._kernel.effects import Acquire, BatchItem, Boundary, Fetch, Flow, Isolation, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.runners import run_async
-from onefold._steps.attempt_guard import FOR_PERSON
 from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim, lease_of
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.work_ports import LeaseRenewals
@@ -118,8 +117,7 @@ class RequestWork:
             case Differs():
                 return Mismatch()
             case WaitsForPerson():
-                # Not why: the reason may be what an exception said, and is the operator's (`onefold keys`).
-                raise WorkParked(f"This request was begun and could not be completed. {FOR_PERSON}")
+                raise WorkParked(PARKED)
             case Busy(ask_again_s):
                 return InFlight(ask_again_s)
             case _:

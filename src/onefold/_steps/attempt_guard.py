@@ -7,6 +7,7 @@ its last step is recorded. Where a step outlives its attempt, the step gives the
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from onefold._kernel.log_context import log_extra
@@ -26,25 +27,27 @@ _TELL_SEALED: Final = (
     "with --app that names it, or --unsealed where it has no Keyring"
 )
 
-#: For the caller of a request that is parked.
-FOR_PERSON: Final = (
-    "The operator of this service must act first, and a retry gets this answer until then. Do not send it under "
-    "another Idempotency-Key, or it may happen twice."
-)
-
 
 class AttemptGuard:
     """Guards one attempt at a work."""
 
     def __init__(
-        self, works: Works, held: Held | None, operation: str, renewals: LeaseRenewals, telling: StepTelling
+        self,
+        works: Works,
+        held: Held | None,
+        operation: str,
+        renewals: LeaseRenewals,
+        telling: StepTelling,
+        describe_parked: Callable[[str], str],
     ) -> None:
-        """`held`: None where the work is done already, and its steps answer from their records."""
+        """`held`: None where the work is done already, and its steps answer from their records. `describe_parked`:
+        what those who asked for the work are told when it waits for a person, by the reason."""
         self._works = works
         self._held = held
         self._operation = operation
         self._renewals = renewals
         self._telling = telling
+        self._describe_parked = describe_parked
         #: Steps that were asked for and not begun: coroutines that were not awaited.
         self.unbegun = 0
         #: The step whose COMMIT was interrupted: it may be recorded or not, and nothing may be built on either.
@@ -99,7 +102,7 @@ class AttemptGuard:
             f"call {name!r} was begun by an earlier attempt, its outcome is not known, and it must not be made again "
             "(repeatable=False). Find out what became of it"
         )
-        return self._leave_to_person(held, reason, name, why)
+        return self._leave_to_person(held, reason, why)
 
     async def park_told(self, told: RecordedStep, error: ResultUnreadable | StoreError) -> WorkParked:
         """What a person told of a call cannot be read, and nothing was done with it: its outcome is unknown as before.
@@ -109,9 +112,9 @@ class AttemptGuard:
         told_wrongly = f"outcome told in a wrong form, and nothing was done with it: {error}{way_out}"
         reason = one_line(told_wrongly, _REASON_CHARS_MAX)
         await self._works.park(held, reason, told._replace(state="started"))
-        return self._leave_to_person(held, reason, told.name, reason)
+        return self._leave_to_person(held, reason, reason)
 
-    def _leave_to_person(self, held: Held, reason: str, name: str, why: str) -> WorkParked:
+    def _leave_to_person(self, held: Held, reason: str, why: str) -> WorkParked:
         """The work is parked, for this reason; `why` says the same for the log."""
         work = held.digest.hex()
         _log.error(
@@ -121,7 +124,7 @@ class AttemptGuard:
         self._renewals.drop(held)
         self._telling.tell_parked(held.attempts, reason)
         self.parked = reason
-        self._parked = WorkParked(f"What became of {name!r}, a part of this request, is not known. {FOR_PERSON}")
+        self._parked = WorkParked(self._describe_parked(reason))
         return self._parked
 
     async def end_step(self, held: Held) -> None:

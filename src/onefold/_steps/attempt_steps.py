@@ -64,7 +64,7 @@ class AttemptSteps:
         self._renewals = renewals
         self._tracer = tracer
         self._order = StepOrder(claim.steps, what=operation, ended=telling.tell_end)
-        self.guard = AttemptGuard(works, held, operation, renewals, telling)
+        self.guard = AttemptGuard(works, held, operation, renewals, telling, end.describe_parked)
         self._records = StepRecords(works, operation, self.guard)
         #: Names that keys were derived from.
         self.derived: set[str] = set()

@@ -141,6 +141,9 @@ class WorkAttempt:
     def records_result(self) -> bool:
         return self._work.records_result
 
+    def describe_parked(self, reason: str) -> str:
+        return self._work.describe_parked(reason)
+
     def make_steps(
         self, executor: ThreadExecutor[Any] | TaskExecutor[Any], new_transaction: Callable[[Any], OwnedTransaction[Any]]
     ) -> Steps:

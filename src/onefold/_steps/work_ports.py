@@ -33,6 +33,10 @@ class WorkEnd(Protocol):
         """Whether a later attempt may ask for the result of `finish`."""
         ...
 
+    def describe_parked(self, reason: str) -> str:
+        """What those who asked for the work are told when it waits for a person."""
+        ...
+
     def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> Flow[None]:
         """The function of `finish` has returned: commit, or leave that to what ends the work."""
         ...
