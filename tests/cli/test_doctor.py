@@ -83,6 +83,11 @@ def test_control_a_trouble_is_named_with_its_way_out(
     assert "need a look: 1 of" in shop.onefold("doctor", *D).stdout
 
 
+def test_without_a_target_and_a_database_both_are_named(shop: Shop) -> None:
+    answer = shop.onefold("doctor")
+    assert (answer.returncode, "give a target, as shop:once, or --database" in answer.stderr) == (2, True)
+
+
 def test_a_database_that_is_not_there_is_no_finding(shop: Shop) -> None:
     answer = shop.onefold("doctor", "-d", "typo.db")
     assert answer.returncode == 2
@@ -221,6 +226,17 @@ def test_a_broker_that_would_lose_messages_or_is_away_is_named(shop: Shop, valke
             server.config_set("maxmemory", "0")
             server.config_set("maxmemory-policy", "noeviction")
     assert (refused["level"], "is refused" in refused["said"], "allkeys-lru" in refused["said"]) == ("bad", True, True)
+
+
+def test_a_local_broker_whose_tables_are_missing_is_sent_to_migrate(shop: Shop, postgres_dsn: str) -> None:
+    found = findings_of(shop, "unmade", database=repr(postgres_dsn), broker="'local'")
+    assert found["Tables"]["said"] == "onefold's tables are not there."
+    assert found["Broker"] == {
+        "what": "Broker",
+        "level": "bad",
+        "said": "local is this database, whose tables are missing: nothing can be published or consumed.",
+        "way_out": "onefold migrate.",
+    }
 
 
 def test_a_ledger_that_forgets_before_the_broker_does_is_named(shop: Shop) -> None:

@@ -18,7 +18,7 @@ from onefold._app.setup_findings import check_pool, check_retention
 from onefold._kernel.ports import Broker
 from onefold.brokers._adapters import broker_name
 from onefold.db._pool_sizes import find_pool_size
-from onefold.errors import ConfigurationError, OnefoldError
+from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing
 
 #: How long a broker may take to answer, where no person waits for a page.
 BROKER_S: Final = 30.0
@@ -85,6 +85,9 @@ async def check_broker(once: BaseOnefold[Any], within_s: float = BROKER_S) -> He
     except ConfigurationError as error:
         return HealthFinding("Broker", "bad", f"{shown} is refused: {error}.", "Set it as the finding says.")
     except (TimeoutError, OnefoldError) as error:
+        if isinstance(error.__cause__, SchemaMissing):
+            said = f"{shown} is this database, whose tables are missing: nothing can be published or consumed."
+            return HealthFinding("Broker", "bad", said, "onefold migrate.")
         why = str(error) or f"no answer within {within_s:g} s"
         return HealthFinding("Broker", "bad", f"{shown}: {why}.", "Events wait until it is there: start it.")
     means = _CONFIRMS.get(kind, "it is the application's own, and what its confirm means is not visible from here")

@@ -51,7 +51,8 @@ async def check_health(dialect: str) -> list[HealthFinding]:
 async def check_tables(dialect: str) -> HealthFinding:
     known = MIGRATIONS[dialect]
     if lacking := await missing(dialect, known):
-        said = f"Migrations are missing: {', '.join(map(str, lacking))}."
+        all_of_them = "onefold's tables are not there."
+        said = all_of_them if len(lacking) == len(known) else f"Migrations are missing: {', '.join(map(str, lacking))}."
         return HealthFinding("Tables", "bad", said, "onefold migrate.")
     if beyond := await newer(dialect, known):
         said = f"A newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it."

@@ -28,6 +28,8 @@ def command(
 ) -> None:
     """Check tables, indexes, vacuum, clock, connections, reaping, relays, consumers, dead letters and works. Exits with
     1 where something needs a look."""
+    if not target and not database:
+        raise typer.BadParameter("give a target, as shop:once, or --database (or set ONEFOLD_DATABASE)")
     findings = _check_target(target) if target else ask(database, diagnose)
     unwell = [each for each in findings if each.level != "good"]
     if as_json:
