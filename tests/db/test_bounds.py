@@ -100,7 +100,7 @@ CASES: dict[str, tuple[str, Statement]] = {
     "dead letters": (
         f"INSERT INTO onefold_letter ({_LETTER}, died_at) "
         f"SELECT 'billing', n, '', '', '', 'dead', '', 0, 0, '[]', {_OLD} FROM {_SEVEN}",
-        inbox.STATEMENTS["postgres"].discard_some(("billing", None, None, None, None, None), 4),
+        inbox.STATEMENTS["postgres"].discard_some(("billing", None, None, None, None, None), 0, 4),
     ),
     "records": (
         "INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at)"

@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from onefold._inbox import discard_and_skip
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
@@ -75,9 +78,29 @@ async def test_dead_letters_are_listed_and_discarded_by_time_and_reason_from_the
     await on_postgres.change(f"UPDATE onefold_letter SET {one}")
     await on_postgres.change("ANALYZE onefold_letter")
     chosen = Filter(consumer="billing", reason="odd", since=datetime.now(UTC) + timedelta(minutes=30))
-    for statement in (SQL.list_summaries(chosen.values(), "dead", 100), SQL.discard_some(chosen.values(), 100)):
+    for statement in (SQL.list_summaries(chosen.values(), "dead", 100), SQL.discard_some(chosen.values(), 0, 100)):
         [(told,)] = await on_postgres.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {render_item(statement)}")
         [plan] = json.loads(told)
         assert plan["Plan"]["Actual Rows"] == 1
         assert "onefold_letter_dead" in told
         assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100, told
+
+
+async def test_what_one_transaction_of_a_discard_has_passed_over_the_next_does_not_read_again(
+    on_postgres: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many do not fit: entries of the index are counted."""
+    await crowd(on_postgres)
+    moved = "died_at = now() - ((20000 - version) * interval '1 second'), reason = 'r' || version % 2"
+    await on_postgres.change(f"UPDATE onefold_letter SET {moved} WHERE state = 'dead'")
+    await on_postgres.change("ANALYZE onefold_letter")
+    monkeypatch.setattr(discard_and_skip, "DISCARD_BATCH", 500)
+    read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'onefold_letter_dead'"
+    await on_postgres.rows("SELECT pg_stat_force_next_flush()")
+    [(before,)] = await on_postgres.rows(read)
+    chosen = Filter(consumer="billing", reason="r1")
+    assert await on_postgres.flow(discard_and_skip.discard_all("postgres", chosen, actor="ada")) == 10_000
+    await on_postgres.rows("SELECT pg_stat_force_next_flush()")
+    [(after,)] = await on_postgres.rows(read)
+    assert 20_000 <= after - before < 50_000  # with those of the preparation, which are told late
+    assert await on_postgres.rows("SELECT count(*) FROM onefold_letter WHERE state = 'dead'") == [(10_000,)]

@@ -42,7 +42,7 @@ async def discard(
     if len(ids) > IDS_MAX:
         raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
     statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
-    return await _discard(dialect, consumer, statement, actor, with_why({"force": force}, why), forget)
+    return len(await _discard(dialect, consumer, statement, actor, with_why({"force": force}, why), forget))
 
 
 async def discard_all(
@@ -51,37 +51,39 @@ async def discard_all(
     """Delete all dead letters that fit, some in each transaction; how many."""
     check_actor(actor)
     details = with_why({"filter": chosen.to_json()}, why)
-    statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARD_BATCH)
-    total = 0
+    total = since = 0
     while True:
-        count = await _discard(dialect, chosen.consumer, statement, actor, details, forget)
-        total += count
-        if count < DISCARD_BATCH:
+        # From where the transaction before has come to: what did not fit up to there is not read once more.
+        statement = STATEMENTS[dialect].discard_some(chosen.values(), since, DISCARD_BATCH)
+        gone = await _discard(dialect, chosen.consumer, statement, actor, details, forget)
+        total += len(gone)
+        if len(gone) < DISCARD_BATCH:
             return total
+        since = max(died_at for *_, died_at in gone)
 
 
 async def _discard(
     dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any], forget: Forgets
-) -> int:
-    """In one transaction, with a line in the audit if there was anything."""
+) -> list[Row]:
+    """What is gone. In one transaction, with a line in the audit if there was anything."""
     sql = STATEMENTS[dialect]
 
-    async def work() -> int:
+    async def work() -> list[Row]:
         await Batch((Boundary.BEGIN,))
         gone = await Fetch(statement)
-        streams = sorted({bytes(stream) for _, _, stream, _, _ in gone if stream is not None})
+        streams = sorted({bytes(stream) for _, _, stream, *_ in gone if stream is not None})
         # The message behind one of them looks again for its turn, which it may not have: giving it that is `skip`.
         wakes = [sql.wake_first(consumer, stream) for stream in streams]
-        failed_messages = [{"id": name, "topic": topic} for name, topic, _, _, _ in gone]
+        failed_messages = [{"id": name, "topic": topic} for name, topic, *_ in gone]
         works = [
             statement
-            for name, _, _, source, envelope in gone
+            for name, _, _, source, envelope, _ in gone
             if source is not None
             for statement in forget(consumer, source, json.loads(envelope).get("id", name))
         ]
         audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "failed_messages": failed_messages}))
         await Batch((*wakes, *works, *((audit,) if gone else ()), Boundary.COMMIT))
-        return len(gone)
+        return gone
 
     return await with_connection(work)
 

@@ -65,8 +65,9 @@ class OperatorStatements:
         """)
         self._discard_some = d.text(f"""
             DELETE FROM onefold_letter WHERE consumer = $1::text AND state = 'dead' AND message_id IN (
-                SELECT message_id FROM onefold_letter WHERE state = 'dead' AND {chosen} ORDER BY died_at LIMIT $7::int)
-            RETURNING message_id, topic, stream, source, envelope
+                SELECT message_id FROM onefold_letter
+                WHERE state = 'dead' AND {chosen} AND died_at >= {d.at("$7::bigint")} ORDER BY died_at LIMIT $8::int)
+            RETURNING message_id, topic, stream, source, envelope, {d.exact("died_at")}
         """)
         able = f"died_at >= {d.in_ms('$7::bigint')}"
         in_order = "stream, epoch, version, created_at, message_id"
@@ -121,7 +122,7 @@ class OperatorStatements:
             DELETE FROM onefold_letter
             WHERE consumer = $1::text AND message_id IN (SELECT item FROM {d.items("$2::text")})
               AND (state = 'dead' OR $3::int = 1)
-            RETURNING message_id, topic, stream, source, envelope
+            RETURNING message_id, topic, stream, source, envelope, NULL
         """)
         self._failed_message = d.text(f"""
             SELECT state, topic, key, stream, epoch, version FROM onefold_letter WHERE {THIS} {d.lock}
@@ -194,9 +195,10 @@ class OperatorStatements:
         """As `list_summaries`, in the order in which they are tried."""
         return self.list_summaries(chosen, "next", limit)
 
-    def discard_some(self, chosen: tuple[Value, ...], limit: int) -> Statement:
-        """Delete dead letters that fit, the oldest first."""
-        return Statement(self._discard_some, (*chosen, limit))
+    def discard_some(self, chosen: tuple[Value, ...], since: int, limit: int) -> Statement:
+        """Delete dead letters that fit, the oldest first, from those on that have died at this moment; with the moment
+        of each at its end."""
+        return Statement(self._discard_some, (*chosen, since, limit))
 
     def tally(self, chosen: tuple[Value, ...], age_ms: int, count_max: int) -> Statement:
         return Statement(self._tally, (*chosen, -age_ms, count_max))
