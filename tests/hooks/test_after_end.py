@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from onefold.telemetry import DeadLettered, Handled
 from tests.db.drivers import POSTGRES, POSTGRES_ASYNC, SQLITE, SQLITE_ASYNC
 from tests.http.stages import account_of, calling
 from tests.inbox.backends import Backend, message
+from tests.support.patience import PATIENCE_S
+from tests.worker.consuming import until
 
 
 class Refused(Exception):
@@ -167,6 +170,32 @@ async def test_a_hook_of_a_plain_endpoint_runs_on_a_thread_too(sqlite_path: Path
     async with calling(app) as client:
         assert (await client.post("/orders", key='"k"')).status_code == 200
     assert threads == [False]
+    once.close()
+
+
+async def test_hooks_of_plain_endpoints_that_hang_hold_up_no_other_and_take_no_thread_of_the_loop(
+    sqlite_path: Path,
+) -> None:
+    """A loop has a handful of threads, which look up the names of hosts, too."""
+    once = Onefold(sqlite_path, principal=account_of)
+    app, go, hanging = FastAPI(), threading.Event(), list[int]()
+
+    @app.post("/orders", status_code=201)
+    @once.idempotent()
+    def endpoint(tx: Tx[Any], hangs: bool) -> None:
+        def hang() -> None:
+            hanging.append(1)
+            go.wait(PATIENCE_S)
+
+        tx.after_commit(hang if hangs else time.monotonic)
+
+    once.install(app)
+    async with calling(app) as client, asyncio.timeout(PATIENCE_S / 2):
+        held = [asyncio.create_task(client.post("/orders?hangs=1", key=f'"{number}"')) for number in range(33)]
+        await until(lambda: len(hanging) == 33)
+        assert (await client.post("/orders?hangs=0", key='"k"')).status_code == 201
+        await asyncio.to_thread(go.set)
+        assert [answer.status_code for answer in await asyncio.gather(*held)] == [201] * 33
     once.close()
 
 
