@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 PR_SET_PDEATHSIG = 1
-START_S_MAX = 60.0
+START_S_MAX = 180.0
 
 
 class Process:
@@ -110,7 +110,7 @@ class Processes:
 
     def run(self, *command: str) -> None:
         """Run to its end."""
-        subprocess.run(command, env={**os.environ, **self._environment}, check=True, timeout=60)
+        subprocess.run(command, env={**os.environ, **self._environment}, check=True, timeout=START_S_MAX)
 
     def failures(self) -> list[str]:
         return [failure for process in self.all if (failure := process.ended_by_itself())]
