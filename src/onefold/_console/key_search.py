@@ -20,7 +20,7 @@ from onefold._kernel.key_hash import hash_key
 from onefold._steps.unfinished_works import StepView, WorkNotFit, WorkView, show_work
 
 _PRINCIPAL_CHARS_MAX: Final = 1000
-#: That are tried for a key whose route is not given.
+#: Routes that are tried for a key whose route is not given.
 ROUTES_MAX: Final = 200
 #: The principal of `single_principal`.
 SINGLE: Final = "single"

@@ -202,7 +202,7 @@ class Settings(TypedDict, total=False):
     cached: bool
 
 
-#: For those who look for them at the application.
+#: What is said of one that was given to the application instead.
 SETTINGS_OF_ROUTES: Final = Elsewhere(
     Settings.__annotations__,
     "it is one of routes: defaults={{'{0}': ...}} sets it for all, @once.idempotent({0}=...) for one",

@@ -294,7 +294,7 @@ class _FlowParts:
         self._flow = flow
         self._resume: Callable[[Any], Any] = flow.send
         self._answer: Any = None
-        #: Once it has ended.
+        #: Of the flow, once it has ended.
         self.result: Any = None
 
     async def go_on(self) -> Publish | None:

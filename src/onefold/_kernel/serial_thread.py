@@ -27,7 +27,7 @@ class SerialThread:
         self._name = name
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._started = False
-        #: How many functions it was given and, counted over there, how many it is through with.
+        #: How many functions it was given, and how many it is through with, which is counted on the thread itself.
         self._begun = 0
         self.done = 0
 

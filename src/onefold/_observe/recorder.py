@@ -29,9 +29,9 @@ OTHER: Final = "other"
 #: Events that are held: moving them takes less than a tenth of a millisecond.
 HELD_MAX: Final = 64
 
-#: Given what one or more events say, in their order.
+#: Moves one series by the values of one or more events, in their order.
 Record: TypeAlias = Callable[[Sequence[float]], object]
-#: And what it is given, of an event.
+#: A record, and what reads its value from an event.
 _Valued: TypeAlias = tuple[Record, Callable[[Any], float]]
 
 _ONE: Final = (1.0,)
@@ -55,7 +55,7 @@ class Recorder:
         series = {move.instrument: _SeriesOf(backend, move.instrument, values_max)
                   for moves in MOVES.values() for move in moves}  # fmt: skip
         self._readers: dict[type, Callable[[Any], None]] = {}
-        #: Of what every request tells.
+        #: By the kind of event, for those that every request tells.
         self._moves: dict[type, _EventMoves] = {}
         for kind, moves in MOVES.items():
             pairs = [(move, series[move.instrument]) for move in moves]
@@ -99,7 +99,7 @@ class HoldingRecorder(Recorder):
             super().__call__(event)
             return
         held.append(event)
-        # Two threads at once may count as one: then a folded more are held.
+        # Two threads at once may count as one: then a few more are held.
         self._room -= 1
         if self._room <= 0 and self._draining.acquire(blocking=False):  # another thread that drains is not waited for
             try:

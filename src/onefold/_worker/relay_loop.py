@@ -312,7 +312,7 @@ class Relay:
 
     async def _wait(self, poll_s: float) -> bool:
         """Until there is news, or it is time to look; whether there is news. To wait is not to stand still."""
-        if self._news.heard and not self._session.any_paused:  # the end of a pause is told by none
+        if self._news.heard and not self._session.any_paused:  # nothing tells of the end of a pause
             poll_s = self._poll_s_max * HEARD
         until = min(time.monotonic() + poll_s, self._rebalance_at, self._chores_at)
         while (left_s := until - time.monotonic()) > 0:

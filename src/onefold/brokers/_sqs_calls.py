@@ -27,7 +27,7 @@ from onefold.errors import BrokerError, BrokerUnavailable, ConfigurationError, M
 #: Calls at a time; those that wait for messages have threads of their own.
 _THREADS: Final = 8
 _MISSING: Final = ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue")
-#: In the codes of SQS and of KMS.
+#: Part of each code by which SQS and KMS say that a right is missing.
 _DENIED: Final = "AccessDenied"
 #: What the same request would be told again, whenever it is made.
 _FINAL: Final = frozenset(

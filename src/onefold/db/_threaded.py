@@ -101,7 +101,7 @@ class ThreadedDatabase(Generic[H, A]):
         self.database = database
         self._acquire = acquire or database.acquire
         self._at_hand = at_hand
-        # For its connections.
+        # What its connections use.
         self.present = present
         self.release_at_rest = release_at_rest
         self.glance = glance

@@ -185,7 +185,7 @@ class CachedStore:
 
 
 async def _answer(question: Callable[[], Maybe[T]]) -> T:
-    found: Maybe[T] = await Call(question)  # a task has awaited it
+    found: Maybe[T] = await Call(question)  # on a loop the question itself was awaited there
     return found.wait() if isinstance(found, CacheQuestion) else found
 
 

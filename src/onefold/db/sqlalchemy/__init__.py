@@ -66,7 +66,7 @@ class SqlalchemyDatabase:
                 f"the engine's driver {engine.dialect.driver} works on asyncio; pass the AsyncEngine to AsyncOnefold"
             )
         self.dialect = _dialect(engine)
-        #: Of an SQLite database.
+        #: The file of an SQLite database; of another one it means nothing.
         self.path = _file(engine)
         self._engine = engine
         self._place = Place()
@@ -95,7 +95,7 @@ class AsyncSqlalchemyDatabase:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)
-        #: Of an SQLite database.
+        #: The file of an SQLite database; of another one it means nothing.
         self.path = _file(engine.sync_engine)
         self._engine = engine
         self._place = Place()

@@ -1,4 +1,16 @@
-"""One connection to a SQLite file, for as long as it is out: the verbs, and whose the write lock is."""
+"""One connection to a SQLite file, for as long as it is out: the verbs, and whose the write lock is.
+
+Theory of operation. An open file (`SqliteFile`) goes from request to request, and has two connections of sqlite3: the
+guarded one, which a handler gets, and `light`, for short work of our own that waits neither for the disk nor for a
+lock. A transaction of the handler's begins when it first touches its handle: with the lock of this process's writers
+(`Shared.writer`), then with BEGIN IMMEDIATE. A light one takes the same lock, and gives up soon.
+
+Words. A turn of ours (`with file`) keeps a thread of the handler's out of SQLite. A term is one transaction that a
+handler may work in: the handle of an earlier term is void. An errand is what an async handler is having executed on the
+connection's thread: it alone is interrupted when its wait is cancelled. A part is what a handler may undo by itself, a
+savepoint. A glance is a read on the event loop, without a hop to the thread: what would have to wait is not done there.
+A connection is at rest when giving it back touches no disk and waits for no thread.
+"""
 
 from __future__ import annotations
 
