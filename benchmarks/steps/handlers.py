@@ -39,7 +39,6 @@ _UPDATE: Final = {
     "postgres": "UPDATE charged SET charge = $2 WHERE id = $1",
     "sqlite": "UPDATE charged SET charge = ?2 WHERE id = ?1",
 }
-COUNT_CHARGED: Final = "SELECT count(*) FROM charged WHERE charge IS NOT NULL"
 
 
 async def charge(amount: int) -> str:

@@ -27,7 +27,6 @@ COLOURS: Final[tuple[Colour, ...]] = ("asyncio", "threads")
 BODY: Final = {"cents": 500}
 
 _PAY: Final = "INSERT INTO payment VALUES (?, 500)"
-_JSON: Final = [(b"content-type", b"application/json")]
 _runs = count(1)
 
 
