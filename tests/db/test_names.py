@@ -32,7 +32,7 @@ from onefold._saga import effect_rows
 from onefold._steps import sql as works
 from onefold._steps.model import Held, WorkAsk
 from onefold._steps.sql import completer_statements, unfinished_works
-from onefold._worker import wakeup
+from onefold._worker import notify_listener, wakeup
 from onefold.brokers.local import _sql as local
 from onefold.db import _migrations as migrations
 from onefold.db import _postgres_session
@@ -147,6 +147,7 @@ def postgres_statements() -> set[str]:
         *_texts(unfinished_works.STATEMENTS["postgres"]),
         *effect_rows.STATEMENTS["postgres"],
         *_texts(wakeup),
+        *_texts(notify_listener),
         *_texts(dialects),
         dialects.postgres_lease(1.0).sql,
         *(broker.topics().sql, broker.subscribe("", "").sql, broker.deliver("", "", "", b"").sql),

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.load import HOST
 from benchmarks.wire import Wire, counting_proxy
 from onefold import AsyncOnefold
-from onefold._worker import wakeup
+from onefold._worker import notify_listener
 from tests.support.patience import PATIENCE_S
 from tests.worker.test_listening import FACES, Desk, at_work, made
 
@@ -48,7 +48,7 @@ async def test_idle_workers_of_an_engine_make_three_statements_a_second_where_th
     await once.migrate()
     await once.close()
     if not hears:
-        monkeypatch.setattr(wakeup, "_TELL", "SELECT $1::text, $2::text")
+        monkeypatch.setattr(notify_listener, "_TELL", "SELECT $1::text, $2::text")
     wires: list[Wire] = []
     async with AsyncExitStack() as stack:
         for name, plain in (("async engine over asyncpg", "ssl"), ("engine over psycopg", "sslmode")):

@@ -28,9 +28,9 @@ from onefold._kernel.messages import Message as Sent
 from onefold._kernel.runners import run_async
 from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, News
 from onefold._kernel.wakeup_signals import OUTBOX_CHANNEL as CHANNEL
-from onefold._worker import wakeup
+from onefold._worker import notify_listener, wakeup
+from onefold._worker.notify_listener import listening
 from onefold._worker.relay_loop import Relay
-from onefold._worker.wakeup import listening
 from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers import local
 from onefold.brokers._local_schema import MIGRATIONS
@@ -156,7 +156,7 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
     face: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its relay has been told by a signal: woken twice, it would look in vain while the consumer is at work."""
-    judge, news = wakeup._NotifyListener._take, News()
+    judge, news = notify_listener._NotifyListener._take, News()
     judged: list[str] = []
     heard: list[int] = []
 
@@ -164,7 +164,7 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
         judge(listener, *senders)
         judged.extend(told for told in senders if told != listener._probe)
 
-    monkeypatch.setattr(wakeup._NotifyListener, "_take", note)
+    monkeypatch.setattr(notify_listener._NotifyListener, "_take", note)
     sender = face._notifier.sender
     async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, news=news):
         await until(lambda: bool(news.heard))
@@ -198,12 +198,12 @@ async def test_a_thread_that_listens_hears_at_once(
     driver: str, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not when it has waited for as long as it does at a time."""
-    monkeypatch.setattr(wakeup, "_WAIT_S", NEVER_S)
+    monkeypatch.setattr(notify_listener, "_WAIT_S", NEVER_S)
     heard = threading.Event()
     connected = await asyncio.to_thread(import_module(driver).connect, postgres_dsn)
     connected.autocommit = True
     connected.cursor().execute(f"LISTEN {CHANNEL}")
-    wait = wakeup._wait if driver == "psycopg" else wakeup._wait_psycopg2
+    wait = notify_listener._wait if driver == "psycopg" else notify_listener._wait_psycopg2
 
     def listen() -> None:
         if wait(connected):
@@ -404,7 +404,7 @@ async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_i
 async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As through a pooler that shares sessions between clients: LISTEN is taken, and what is told goes elsewhere."""
     heard, news = asyncio.Event(), News()
-    monkeypatch.setattr(wakeup, "_TELL", "SELECT $1::text, $2::text")
+    monkeypatch.setattr(notify_listener, "_TELL", "SELECT $1::text, $2::text")
     async with made(FACES["asyncpg"], postgres_dsn) as once, listening(once._for_workers(), heard.set, news=news):
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
         heard.clear()

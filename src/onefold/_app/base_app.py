@@ -265,7 +265,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         `subscribed` is called when they receive what is published from then on; `listener` hears of it beside the
         application's own."""
         from onefold._worker.consumer_runner import ConsumerRunner
-        from onefold._worker.wakeup import listening
+        from onefold._worker.notify_listener import listening
         from onefold.brokers.local import LocalBroker
 
         database = self._for_workers()

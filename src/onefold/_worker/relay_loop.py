@@ -50,7 +50,7 @@ from onefold._policy.ranges import require
 from onefold._worker.backlog_measuring import measure_outbox, measuring
 from onefold._worker.broker_watch import BrokerWatch, RelayExecutor
 from onefold._worker.cancellation import Interrupted, resist
-from onefold._worker.wakeup import listening
+from onefold._worker.notify_listener import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
 
 T = TypeVar("T")

@@ -1,0 +1,248 @@
+"""Hearing what wakes relays and consumers in other processes: NOTIFY of Postgres, or a doorbell on SQLite.
+
+On Postgres one connection listens, with asyncpg or psycopg, by themselves or under SQLAlchemy, or with psycopg2; a
+synchronous driver waits on a thread. What is lost costs nothing but time: polling is the backbone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+from uuid import uuid4
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Statement
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+from onefold._kernel.runners import run, run_async
+from onefold._kernel.wakeup_signals import ACTION, OUTBOX_CHANNEL, News
+from onefold._worker.doorbell import doorbell_of
+from onefold.db._threaded import ThreadedDatabase
+from onefold.errors import OnefoldError
+
+_TELL: Final = qualified("SELECT pg_notify($1::text, $2::text)")
+
+#: How the NOTIFY begins by which a listener finds out that it hears.
+_PROBE: Final = "probe "
+
+#: After how long a lost listening connection is replaced.
+RELISTEN_S: Final = 1.0
+
+#: How long a thread that listens waits before it sees whether it is to stop. Nothing is sent for that.
+_WAIT_S: Final = 0.1
+
+#: How long the server may take to end the listening of a session, and how long a thread that listens is waited for.
+_UNLISTEN_S: Final = 1.0
+_LEAVE_S: Final = 10.0
+
+_log = logging.getLogger("onefold.worker")
+
+
+@asynccontextmanager
+async def listening(
+    database: AsyncDatabase[Any],
+    hear: Callable[[], None],
+    *,
+    channel: str = OUTBOX_CHANNEL,
+    sender: str = "",
+    news: News | None = None,
+) -> AsyncIterator[None]:
+    """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
+    `sender`. It is called from any thread. `news.heard` is not empty while NOTIFY is known to arrive here; on SQLite,
+    where a datagram may get lost without a sign, it stays empty, and those who wait go on polling as without."""
+    if (doorbell := doorbell_of(database, channel)) is not None:
+        with doorbell.listening(hear, sender):
+            yield
+        return
+    if database.dialect != "postgres":
+        yield
+        return
+    listener = _NotifyListener(channel, sender, hear, News() if news is None else news)
+    if isinstance(database, ThreadedDatabase):
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=listener.listen, args=(database.database, stop), name="onefold-listen", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.to_thread(thread.join, _LEAVE_S)
+        return
+    task = asyncio.create_task(listener.listen_async(database))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _NotifyListener:
+    """Listens on one channel, on one connection after the other."""
+
+    def __init__(self, channel: str, sender: str, hear: Callable[[], None], news: News) -> None:
+        self._channel = channel
+        self._sender = sender
+        self._hear = hear
+        self._news = news
+        self._probe = f"{_PROBE}{uuid4().hex}"
+
+    async def listen_async(self, database: AsyncDatabase[Any]) -> None:
+        while True:
+            try:
+                connection = await database.acquire()
+            except OnefoldError:
+                await asyncio.sleep(RELISTEN_S)
+                continue
+            try:
+                driver = await _async_driver(connection.handle)
+                if hasattr(driver, "add_listener"):
+                    await self._with_asyncpg(driver, database)
+                elif callable(getattr(driver, "notifies", None)):
+                    await self._with_psycopg(driver, database)
+                else:
+                    return  # this driver cannot: the relay polls
+            except Exception as error:  # a vendor's, of any kind: it only costs the hint
+                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            finally:
+                await self._let_go_async(connection)
+            await asyncio.sleep(RELISTEN_S)
+
+    def listen(self, database: Database[Any], stop: threading.Event) -> None:
+        """Listen on this thread, with a synchronous driver."""
+        while not stop.is_set():
+            try:
+                connection = database.acquire()
+            except OnefoldError:
+                stop.wait(RELISTEN_S)
+                continue
+            try:
+                driver = _driver(connection.handle)
+                if not hasattr(driver, "notifies"):
+                    return
+                wait = _wait if callable(driver.notifies) else _wait_psycopg2
+                driver.rollback()
+                driver.autocommit = True
+                driver.cursor().execute(f"LISTEN {self._channel}")
+                self._hear()
+                with suppress(OnefoldError):
+                    run(with_connection(self._send_probe), ThreadExecutor(database))
+                try:
+                    while not stop.is_set():
+                        self._take(*wait(driver))
+                finally:
+                    self._news.heard.discard(self)
+            except Exception as error:
+                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            finally:
+                self._let_go(connection)
+            stop.wait(RELISTEN_S)
+
+    async def _with_asyncpg(self, driver: Any, database: AsyncDatabase[Any]) -> None:
+        lost = asyncio.Event()
+        driver.add_termination_listener(lambda *_: lost.set())
+        await driver.add_listener(self._channel, lambda *about: self._take(about[-1]))
+        self._hear()  # from here on nothing is missed; what came before is looked for once
+        async with self._proving(database):
+            await lost.wait()
+
+    async def _with_psycopg(self, driver: Any, database: AsyncDatabase[Any]) -> None:
+        await driver.rollback()
+        await driver.set_autocommit(True)
+        await driver.execute(f"LISTEN {self._channel}")
+        self._hear()  # from here on nothing is missed; what came before is looked for once
+        async with self._proving(database):
+            async for told in driver.notifies():
+                self._take(told.payload)
+
+    @asynccontextmanager
+    async def _proving(self, database: AsyncDatabase[Any]) -> AsyncIterator[None]:
+        """Beside listening: where no other connection is free, that takes its time, or fails."""
+        work = run_async(with_connection(self._send_probe), TaskExecutor(database))
+        proving = asyncio.create_task(work)
+        try:
+            yield
+        finally:
+            # A probe that is cut off costs its connection, of which psycopg's pool warns: it is given time to end.
+            await asyncio.wait([proving], timeout=_UNLISTEN_S)
+            proving.cancel()
+            await asyncio.gather(proving, return_exceptions=True)
+            self._news.heard.discard(self)
+
+    async def _send_probe(self) -> None:
+        """NOTIFY this listener, on another session. A LISTEN may be taken and nothing heard, as through a pooler that
+        shares sessions between clients: a channel counts as heard from when this has come."""
+        await Batch((Statement(_TELL, (self._channel, self._probe)),))
+
+    def _take(self, *payloads: str) -> None:
+        """What came on the channel."""
+        if self._probe in payloads:
+            self._news.heard.add(self)
+        if ACTION in payloads:
+            self._news.actions.set()
+        others = [payload for payload in payloads if not payload.startswith(_PROBE)]
+        if any(not payload or payload != self._sender for payload in others):
+            self._hear()
+
+    async def _let_go_async(self, connection: AsyncConnection[Any]) -> None:
+        """A session that listens must not go back to its pool. psycopg's warns of one that comes back closed, as if
+        something were wrong: there it listens no more, and goes back."""
+        try:
+            if _is_psycopg(connection.handle):
+                async with asyncio.timeout(_UNLISTEN_S):
+                    await connection.handle.execute(f"UNLISTEN {self._channel}")
+                await connection.release()
+                return
+        except Exception as error:
+            _log.debug("the connection that listened for NOTIFY is closed: %s", error)
+        with suppress(OnefoldError):
+            await connection.discard()
+
+    def _let_go(self, connection: Connection[Any]) -> None:
+        """`_let_go_async` on a thread."""
+        try:
+            if _is_psycopg(connection.handle):
+                connection.handle.execute(f"UNLISTEN {self._channel}")
+                connection.release()
+                return
+        except Exception as error:
+            _log.debug("the connection that listened for NOTIFY is closed: %s", error)
+        with suppress(OnefoldError):
+            connection.discard()
+
+
+def _is_psycopg(handle: Any) -> bool:
+    """Whether it is psycopg's own connection, not inside of SQLAlchemy's."""
+    return callable(getattr(handle, "notifies", None))
+
+
+def _wait(driver: Any) -> list[str]:
+    """What psycopg's connection has heard: told at once, and not when the time is over."""
+    return [told.payload for told in driver.notifies(timeout=_WAIT_S, stop_after=1)]
+
+
+def _wait_psycopg2(driver: Any) -> list[str]:
+    """What psycopg2 has heard of; it is read from when there is something to be read."""
+    if select.select([driver], [], [], _WAIT_S)[0]:
+        driver.poll()
+    payloads = [told.payload for told in driver.notifies]
+    driver.notifies.clear()
+    return payloads
+
+
+async def _async_driver(handle: Any) -> Any:
+    """The driver's connection, also where it is SQLAlchemy's."""
+    if hasattr(handle, "get_raw_connection"):
+        return (await handle.get_raw_connection()).driver_connection
+    return handle
+
+
+def _driver(handle: Any) -> Any:
+    return getattr(getattr(handle, "connection", None), "driver_connection", None) or handle
