@@ -18,7 +18,9 @@ _HEAD: Final = """\
 What `onefold --help` says, as a page; `onefold COMMAND --help` has all options and an example.
 `pip install 'onefold[cli]'` brings the command, `onefold --install-completion` has your shell complete its words.
 Results go to stdout, everything else to stderr; `--json` prints what a program can read. `ONEFOLD_DATABASE` and
-`ONEFOLD_BROKER` stand in for `--database` and `--broker`.
+`ONEFOLD_BROKER` stand in for `--database` and `--broker`. For `postgresql://` the command takes asyncpg where that is
+installed, else psycopg: `pip install 'onefold[cli,asyncpg]'`. `DATABASE_URL`, in examples, is a variable of your own
+application, which onefold does not read.
 """
 
 

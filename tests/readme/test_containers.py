@@ -82,7 +82,7 @@ def test_the_lines_of_the_dockerfile_are_those_that_are_tried_here() -> None:
     assert LINES[4][1] == "pip install --no-cache-dir -r requirements.txt"
     files = LINES[5][1].split()[:-1]
     assert set(files) <= TUTORIAL.keys()
-    assert "onefold[fastapi,asyncpg,psycopg,cli]" in PAGE
+    assert "onefold[fastapi,asyncpg,cli]" in PAGE
 
 
 def answer_once(programs: Path, folder: Path, database: str, environment: dict[str, str]) -> None:
@@ -128,7 +128,7 @@ def test_the_command_of_the_image_answers_and_stops(tmp_path: Path, postgres_dsn
 @pytest.mark.soak
 def test_the_image_installs_and_answers_from_the_wheel(tmp_path: Path, postgres_dsn: str) -> None:
     [wheel] = build(tmp_path / "dist", "wheel")
-    python = make_environment(tmp_path / "venv", wheel, ["fastapi", "asyncpg", "psycopg", "cli"], ["uvicorn"])
+    python = make_environment(tmp_path / "venv", wheel, ["fastapi", "asyncpg", "cli"], ["uvicorn", "psycopg[binary]"])
     folder = tmp_path / "app"
     folder.mkdir()
     answer_once(python.parent, folder, postgres_dsn, outside())

@@ -21,7 +21,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "init": ("onefold init orders --framework fastapi --database postgres --broker nats",),
     "migrate": ("onefold migrate -d postgresql://shop@localhost/shop", "onefold migrate -d app.db --print"),
     "docs": ("onefold docs deployment", "onefold docs metrics OnefoldNoRelay"),
-    "relay": ("onefold relay shop:once --health-port 8081", "onefold relay -d $DATABASE -b nats://localhost"),
+    "relay": ("onefold relay shop:once --health-port 8081", "onefold relay -d $DATABASE_URL -b nats://localhost"),
     "consume": ("onefold consume shop:once --health-port 8082",),
     "complete": ("onefold complete shop:app", "onefold complete shop:app --once --json"),
     "console": ("onefold console -d postgresql://shop@localhost/shop",),
@@ -112,6 +112,7 @@ def root_epilog() -> str:
     lines += [
         "Environment:",
         "  ONEFOLD_DATABASE and ONEFOLD_BROKER stand in for --database and --broker.",
+        "  DATABASE_URL, in examples, is your application's own variable: onefold does not read it.",
         "Each command has --help with an example; `onefold docs` has the pages of this version.",
     ]
     return "\n\n".join(lines)
