@@ -42,7 +42,7 @@ class NotHandled(OnefoldError):
     """A message could not be handled, and it was not its handler that raised."""
 
 
-class _Streams:
+class _VersionCounts:
     """The versions of keys that tests have sent to one application. In its own epoch: another application over the same
     database, of an earlier run, has counted for itself."""
 
@@ -56,7 +56,7 @@ class _Streams:
 
 
 #: The brokers of several tests, one after the other, go on counting: consumers that keep an order know what was before.
-_STREAMS: Final[WeakKeyDictionary[Onefold | AsyncOnefold, _Streams]] = WeakKeyDictionary()
+_VERSION_COUNTS: Final[WeakKeyDictionary[Onefold | AsyncOnefold, _VersionCounts]] = WeakKeyDictionary()
 
 
 class _SharedBroker:
@@ -87,7 +87,7 @@ class _SharedBroker:
         }
         if not self._inboxes:
             raise ConfigurationError(f"{once!r} has no consumer: import the module whose handlers are to be tested")
-        self._streams = _STREAMS.setdefault(once, _Streams())
+        self._versions = _VERSION_COUNTS.setdefault(once, _VersionCounts())
         self._waiting: list[Message] = []
         self._errors: list[Exception] = []
         #: The events that the application has published, in their order: its handlers, and what the test ran.
@@ -99,14 +99,14 @@ class _SharedBroker:
         self, topic: str, data: object, key: str | int | None, headers: Mapping[str, str] | None, message_id: str | None
     ) -> Message:
         named = check_key(topic, key)
-        version = None if named is None else self._streams.next_version(self._source, topic, named)
+        version = None if named is None else self._versions.next_version(self._source, topic, named)
         return Message(
             id=message_id or uuid4().hex,
             source=self._source,
             topic=check_topic(topic),
             data=serialise(topic, data, bytes_max=_BYTES_MAX),
             key=named,
-            epoch=None if version is None else self._streams.epoch,
+            epoch=None if version is None else self._versions.epoch,
             version=version,
             headers=headers or {},
         )
