@@ -14,7 +14,7 @@ class OnefoldError(Exception):
 
 
 class AnsweredError(OnefoldError):
-    """What a request is told by an HTTP answer, as a problem (RFC 9457)."""
+    """A problem (RFC 9457) as an answer: its `detail`, and `retry_after_s` where a later retry may help."""
 
     status: ClassVar[int] = 400
     slug: ClassVar[str] = "request-refused"
@@ -61,7 +61,7 @@ class IntentInvalid(ProgrammerError):
 
 
 class IntentReused(ProgrammerError):
-    """The intent already names another call: other method, address or body. Nothing was sent."""
+    """The `intent`, which has this `key`, names another call: see `detail`. Nothing was sent."""
 
     def __init__(self, detail: str, *, intent: str = "", key: str = "") -> None:
         super().__init__(detail)
@@ -338,7 +338,7 @@ class TopicNotSubscribed(MessageRefused):
 
 
 class IntentExpired(OnefoldError):
-    """The server may have forgotten the intent's key, so sending it again could be a second time. Nothing was sent."""
+    """The server may have forgotten the `key` of the `intent`, and do it again (`detail`). Nothing was sent."""
 
     def __init__(self, detail: str, *, intent: str = "", key: str = "") -> None:
         super().__init__(detail)

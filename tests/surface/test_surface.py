@@ -1,15 +1,19 @@
-"""The public names and their signatures are those of `surface.txt`, so that a change of them is a decision."""
+"""The public names and their signatures are those of `surface.txt`, so that a change of them is a decision; and what
+the reference shows of them has a text."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import pkgutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import onefold
+from tests.surface.documented import find_silent
 from tests.surface.listing import LIST, MODULES, listing, public_modules
 
 REWRITE = "If the change is meant, `python -m tests.surface.listing` rewrites the list; tell users in CHANGELOG.md"
@@ -69,3 +73,59 @@ def test_the_three_lists_of_the_root_agree() -> None:
     assert {name: f"onefold.{module}" for name, module in onefold._MODULE_OF.items()} == imported
     assert onefold.__all__ == sorted(imported)
     assert set(onefold.__all__) <= set(dir(onefold))
+
+
+def test_what_the_reference_shows_has_a_text() -> None:
+    assert list(find_silent(public_modules())) == []
+
+
+def test_what_has_no_text_is_found(tmp_path: Path) -> None:
+    source = '''
+class Basket:
+    """Holds `items`."""
+
+    def __init__(self, items: list[str], owner: str, *, size: int = 1) -> None:
+        self.size = size
+        """How many it takes."""
+
+    @property
+    def full(self) -> bool: ...
+
+    def add(self, item: str, *, twice: bool = False) -> None:
+        """Put an item into it."""
+
+@dataclass
+class Told:
+    """Has a `label`."""
+
+    label: str
+    weight: int
+    """In grams."""
+    colour: str = ""
+
+def pay(amount: int, *, currency: str, tip: int = 0) -> None:
+    """In this `currency`."""
+
+def ship() -> None: ...
+'''
+    place = tmp_path / "shop.py"
+    place.write_text("from dataclasses import dataclass\n" + source)
+    spec = importlib.util.spec_from_file_location("shop", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["shop"] = module
+    try:
+        spec.loader.exec_module(module)
+        vars(module)["__all__"] = ["Basket", "Told", "pay", "ship"]
+        found = list(find_silent([module]))
+    finally:
+        del sys.modules["shop"]
+    assert found == [
+        "shop.Basket.owner",
+        "shop.Basket.full",
+        "shop.Basket.add(twice)",
+        "shop.Told.colour",
+        "shop.pay(tip)",
+        "shop.ship",
+    ]

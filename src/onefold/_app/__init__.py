@@ -105,9 +105,9 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         dead_letter_on: tuple[type[Exception], ...] = (),
         delivery: Delivery | None = None,
     ) -> Iterator[Transaction[Any] | None]:
-        """For messages received by other means: the transaction of `message_id`, or None if the consumer has handled
-        it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
-        the block. It is remembered for `retention_s`: at least as long as it can come again. An exception of
+        """For messages received by other means: the transaction of `message_id`, or None if the consumer has handled it
+        already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after the
+        block, which may last `lease_s`. It is remembered for `retention_s`: as long as it can come again. What is in
         `dead_letter_on` makes it a dead letter, with `delivery`'s data and headers; when it comes again, it is None."""
         self._check_outside("once.handling()")
         self._ledger.check(consumer, retention_s)
@@ -160,7 +160,7 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
 
     @thread_block("once.reaping()")
     def reaping(self, *, every_s: float = 300.0) -> Iterator[None]:
-        """Reap in the background for as long as the block lasts."""
+        """Reap in the background, every `every_s`, for as long as the block lasts."""
         require("every_s", every_s, least=0.001, most=7 * 86_400)
         self._layer.reaping.seen = True
         stop = threading.Event()
@@ -339,7 +339,7 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
 
     @task_block("once.reaping()")
     async def reaping(self, *, every_s: float = 300.0) -> AsyncIterator[None]:
-        """Reap in the background for as long as the block lasts."""
+        """Reap in the background, every `every_s`, for as long as the block lasts."""
         require("every_s", every_s, least=0.001, most=7 * 86_400)
         self._layer.reaping.seen = True
         task = asyncio.create_task(reap_again_and_again(self.reap, every_s))

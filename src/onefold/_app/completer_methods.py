@@ -26,7 +26,8 @@ class ThreadCompleter:
     """`complete` and `completing` of Onefold."""
 
     def complete(self, *, limit: int = 100, **settings: Unpack[CompleterSettings]) -> CompletedWorks:
-        """Finish requests that were begun in steps and left, by making them again in this process: one round."""
+        """Finish requests that were begun in steps and left, by making them again in this process: one round, of
+        `limit` requests at most."""
         from onefold._app.completion import completion_of
 
         once: Any = self
@@ -35,7 +36,7 @@ class ThreadCompleter:
     def completing(
         self, *, every_s: float = 30.0, **settings: Unpack[CompleterSettings]
     ) -> AbstractContextManager[None]:
-        """The same, on a thread, for as long as the block lasts."""
+        """The same, on a thread, every `every_s`, for as long as the block lasts."""
         from onefold._app.completion import completing_work
         from onefold._worker.embedded import on_a_thread
 
@@ -47,7 +48,8 @@ class TaskCompleter:
     """`complete` and `completing` of AsyncOnefold."""
 
     async def complete(self, *, limit: int = 100, **settings: Unpack[CompleterSettings]) -> CompletedWorks:
-        """Finish requests that were begun in steps and left, by making them again in this process: one round."""
+        """Finish requests that were begun in steps and left, by making them again in this process: one round, of
+        `limit` requests at most."""
         from onefold._app.completion import completion_of
 
         once: Any = self
@@ -56,7 +58,7 @@ class TaskCompleter:
     def completing(
         self, *, every_s: float = 30.0, **settings: Unpack[CompleterSettings]
     ) -> AbstractAsyncContextManager[None]:
-        """The same, as a task, for as long as the block lasts."""
+        """The same, as a task, every `every_s`, for as long as the block lasts."""
         from onefold._app.completion import completing_work
         from onefold._worker.embedded import as_task
 

@@ -79,7 +79,7 @@ class ThreadMeasuring:
     """Of Onefold."""
 
     def measuring(self, *, every_s: float = _EVERY_S) -> AbstractContextManager[None]:
-        """Tell the listener what waits in the outbox, on a thread, for as long as the block lasts."""
+        """Tell the listener what waits in the outbox, every `every_s`, on a thread, for as long as the block lasts."""
         from onefold._worker.embedded import on_a_thread
 
         once: Any = self
@@ -90,7 +90,7 @@ class TaskMeasuring:
     """Of AsyncOnefold."""
 
     def measuring(self, *, every_s: float = _EVERY_S) -> AbstractAsyncContextManager[None]:
-        """Tell the listener what waits in the outbox, as a task, for as long as the block lasts."""
+        """Tell the listener what waits in the outbox, every `every_s`, as a task, for as long as the block lasts."""
         from onefold._worker.embedded import as_task
 
         once: Any = self

@@ -72,7 +72,8 @@ class RedisCache:
     `secret` (32 bytes or more, the same in all processes) is what the application knows its own entries by.
     `namespace` is the name of the database: one name for one database, the same in all processes that use it. `ttl_s`
     is how long an answer is repeated without asking the database again. The server has `timeout_s` to answer; then the
-    database is asked. At most `connections_max` connections per process and loop.
+    database is asked. At most `connections_max` connections per process and loop. `url` is redis://, rediss:// or
+    unix://; keys on the server begin with `prefix`; an answer of more than `answer_bytes_max` bytes is not kept.
     """
 
     url: str = field(repr=False)
@@ -113,6 +114,7 @@ class RedisCache:
         require("connections_max", self.connections_max, least=1, most=10_000, whole=True)
 
     def open_answers(self) -> RedisAnswers:
+        """For onefold: the cache itself."""
         return RedisAnswers(self)
 
 

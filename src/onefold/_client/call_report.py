@@ -17,8 +17,11 @@ class CallReport:
     """What became of a call. `reason` says why there was no further attempt, or is None where none was needed."""
 
     attempts: int
+    """How many were made."""
     key: str | None = None
+    """The Idempotency-Key that was sent, if one was."""
     intent: str | None = None
+    """The name of the intent that the key belongs to."""
     reason: Reason | None = None
     retry_at: datetime | None = None
     """When asking again makes sense: the moment the server asked for, or the breaker's."""

@@ -62,11 +62,12 @@ def options(
     retry_if: RetryIf | None = None,
     hedge_s: float | None = None,
 ) -> Iterator[None]:
-    """What holds for the requests in this block, with every client, as `extensions` say it for one of httpx:
-    `with onefold.clients.options(deadline_s=2): session.get(...)`. A block inside another says only what differs; what
-    is said with a request itself comes first. `stream`: answers that do not say how long they are are handed on while
-    they arrive, and not read within their attempt. `retry_if`: see Retrying. `hedge_s`: what only reads is asked again,
-    beside the first attempt, where there is no answer after so many seconds (httpx.AsyncClient)."""
+    """What holds for the requests in this block, with every client, as `extensions` say it for one of httpx: `with
+    onefold.clients.options(deadline_s=2): session.get(...)`. A block inside another says only what differs; what is
+    said with a request itself comes first. `deadline_s`, `attempts_max` and `attempt_s` are as in RetryPolicy.
+    `stream`: answers that do not say how long they are are handed on while they arrive, and not read within their
+    attempt. `retry_if`: see Retrying. `hedge_s`: what only reads is asked again, beside the first attempt, where there
+    is no answer after so many seconds (httpx.AsyncClient)."""
     said = {
         "deadline_s": deadline_s,
         "attempts_max": attempts_max,

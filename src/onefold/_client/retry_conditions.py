@@ -18,7 +18,8 @@ from onefold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """An answer as `retry_if` sees it, whichever client received it."""
+    """An answer as `retry_if` sees it, whichever client received it: its `status`, and the `method` and the `address`
+    of the request."""
 
     method: str
     address: str

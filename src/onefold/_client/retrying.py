@@ -68,6 +68,7 @@ class RetryingSettings(TypedDict, total=False):
 class Retrying:
     """Calls that are retried well: with keys, and under a budget, a breaker and a deadline per host.
 
+    - `policy` is how patient they are; without one, `RetryPolicy()`.
     - `journal` keeps the keys of intents: a path, an address or a pool, as Onefold takes them. By default a file of
       the user's own (see `onefold intents`). It is opened when the first intent is served.
     - `retention_s` is how long the servers remember a key.
@@ -79,6 +80,7 @@ class Retrying:
     - `retry_if` is asked about every answer (an `HttpAnswer`) and every error of the HTTP clients: True is another
       attempt, False is none, a number is one in so many seconds, None is what happens without it.
     - `quoted`: keys are sent as the quoted strings of the IETF draft; most servers of today take them bare.
+    - `listener` is told of attempts, retries and breakers (`onefold.telemetry`). `draw` is the chance in waits.
     """
 
     @named_arguments()

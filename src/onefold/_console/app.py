@@ -54,7 +54,9 @@ class Console:
         sagas: Sequence[SagaEngine] = (),
         knows_application: bool = True,
     ) -> None:
-        """`knows_application`: whether `once` is that of the application, with its keys, or made of an address."""
+        """Who may do what is said by `authorize`, or by two tokens: `view_token` for those who look, `act_token` for
+        those who act. `sagas` are the engines whose sagas it shows. `knows_application`: whether `once` is that of the
+        application, with its keys, or made of an address."""
         if not isinstance(once, AsyncOnefold | Onefold):
             raise ConfigurationError(
                 f"console() got a {type(once).__qualname__}; its first argument is the AsyncOnefold or Onefold of the "

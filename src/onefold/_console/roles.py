@@ -22,7 +22,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """A person at the console. The name is what the audit calls them."""
+    """A person at the console: what they may do there (`role`), and what the audit calls them (`name`)."""
 
     role: Role
     name: str = "console"

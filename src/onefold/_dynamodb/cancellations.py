@@ -48,7 +48,8 @@ _REFUSED: Final = frozenset(
 
 
 class ItemRefused(StatementRefused):
-    """A condition of the application's own does not hold. Nothing of the transaction was written: the key is free."""
+    """A condition of the application's own does not hold. Nothing of the transaction was written: the key is free.
+    `detail` says which."""
 
     def __init__(self, detail: str, *, index: int, item: Mapping[str, Any] | None) -> None:
         super().__init__(detail)

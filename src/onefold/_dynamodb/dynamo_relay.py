@@ -50,12 +50,17 @@ class WaitingEvent:
     """An event of the index."""
 
     pk: str
+    """Its item in the table."""
     message: Message
+    """What is published."""
     refused: int
+    """How often the broker has refused it."""
     error: str | None = None
+    """Why, the last time."""
 
     @property
     def stream(self) -> bytes | None:
+        """What its order is kept by; None: it has no key."""
         return self.message.stream
 
 
@@ -83,9 +88,9 @@ class DynamoRelay:
         batch: int = 100,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """After `attempts_max` refusals an event is a dead letter (`list_dead`). `lease_s` is for how long the shards
-        of a relay that died are left alone, by the clocks of the hosts: skewed clocks publish more often, and lose
-        nothing."""
+        """Publishes the events of `table` through `broker`, at most `batch` at once. After `attempts_max` refusals an
+        event is a dead letter (`list_dead`). `lease_s` is for how long the shards of a relay that died are left alone,
+        by the clocks of the hosts: skewed clocks publish more often, and lose nothing. `now_s` is the clock."""
         require("attempts_max", attempts_max, least=1, most=10_000, whole=True)
         require("lease_s", lease_s, least=1, most=3600)
         require("batch", batch, least=1, most=1000, whole=True)

@@ -48,7 +48,10 @@ _ANSWER_BYTES_MAX: Final = 300_000
 
 @dataclass(frozen=True, slots=True)
 class DynamoEvent:
-    """What is published when the transaction is committed."""
+    """What is published when the transaction is committed: the parameters are those of `tx.publish`.
+
+    `topic` is what happened, `data` what is known of it: JSON, or bytes with a `content_type`. Events of one `key` stay
+    in their order. `headers` are sent along."""
 
     topic: str
     data: object
@@ -68,6 +71,7 @@ class OnceResult:
 
     @property
     def replayed(self) -> bool:
+        """Whether a call before has written it."""
         return self.outcome == "replay"
 
 
@@ -87,10 +91,11 @@ class DynamoTable:
         unsealed_answers: bool = False,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`source` names the service in its events. `retention_s` is for how long a key is remembered, by this host's
-        clock. Answers are sealed with `sealer`, a `Keyring`; `unsealed_answers=True` reads those that were stored
-        before there was one, too: for one retention, no longer. `shards` is into how many parts the index of events is
-        divided: it may grow, and must not shrink while events wait."""
+        """`name` is that of the table, `client` is boto3's for DynamoDB. `source` names the service in its events.
+        `retention_s` is for how long a key is remembered, by this host's clock. Answers are sealed with `sealer`, a
+        `Keyring`; `unsealed_answers=True` reads those that were stored before there was one, too: for one retention, no
+        longer. `shards` is into how many parts the index of events is divided: it may grow, and must not shrink while
+        events wait. `now_s` is the clock."""
         require("retention_s", retention_s, least=60, most=10 * 366 * 86_400)
         require("shards", shards, least=1, most=256, whole=True)
         if not name or not hasattr(client, "transact_write_items"):
@@ -154,6 +159,8 @@ class DynamoTable:
     ) -> OnceResult:
         """Write the key, the items and the events, in one transaction, unless the key has its record.
 
+        The key belongs to the `principal`, for this `operation`: the same key of another is another one.
+
         `request` is what is asked for (JSON, or bytes): the same key with another one is KeyReused. `items` are actions
         of TransactWriteItems, with plain values: {"Put": {"TableName": ..., "Item": {...}}}. A condition of theirs that
         does not hold is ItemRefused. Throttles and conflicts are StoreBusy: nothing was written, call again. A lost
@@ -197,7 +204,8 @@ class DynamoTable:
         return OnceResult("run", decode_result(body))
 
     def look(self, key: str, request: object, *, principal: str, operation: str) -> OnceResult | None:
-        """What is stored for the key, by a consistent read; None: nothing. Raises KeyReused."""
+        """What is stored for the key of the `principal` and the `operation`, by a consistent read; None: nothing.
+        Raises KeyReused."""
         intent = self._intent(key, request, principal, operation)
         item = self._find(intent, f"look({key!r}) on table {self.name!r}")
         return None if item is None else self._judge(intent, item, "")

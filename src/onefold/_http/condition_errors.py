@@ -13,7 +13,8 @@ class ConditionMalformed(CallerError):
 
 
 class ConditionFailed(CallerError):
-    """What the request depends on (If-Match, If-None-Match) does not hold. Nothing was done."""
+    """What the request depends on (If-Match, If-None-Match) does not hold. Nothing was done. `detail` says why, `etag`
+    is that of the state which was found."""
 
     status = 412
     slug = "condition-failed"

@@ -31,7 +31,8 @@ def _encode_path(path: str, encoding: str, errors: str) -> str:
 
 
 class Request(NamedTuple):
-    """The head of a request. `source` is the ASGI scope or the WSGI environ it came from."""
+    """The head of a request: its `method`, its decoded `path`, its `query` and `headers` as bytes. `source` is the ASGI
+    scope or the WSGI environ it came from."""
 
     method: str
     path: str

@@ -41,7 +41,7 @@ class Keyring:
 
     To rotate, add a key and name it in `write`; drop the old one when the retention has passed. From each key a pepper
     is derived for the fingerprints of requests: without the ring, the body of a request cannot be guessed from its
-    record, however weak the client's Idempotency-Key.
+    record, however weak the client's Idempotency-Key. `random_bytes` gives the nonces.
     """
 
     @named_arguments()
@@ -84,6 +84,7 @@ class Keyring:
         return bytes([len(self._write)]) + self._write + nonce + sealed
 
     def unseal(self, sealed: bytes, context: bytes) -> bytes:
+        """What was sealed for the same context. Raises where the ring lacks its key, or where it was changed."""
         name_end = 1 + (sealed[0] if sealed else 0)
         nonce_end = name_end + _NONCE_BYTES
         name = sealed[1:name_end]

@@ -37,8 +37,9 @@ _MUST: Final = "it must take the message (or its data), and may take tx, a sessi
 @dataclass(frozen=True, slots=True)
 class Depends:
     """For a handler's parameter: `Annotated[Rates, Depends(rates)]` is what `rates` returns, or yields; what follows
-    its `yield` runs after the transaction has ended. Asked for several times for one message, it is called once, unless
-    `use_cache` is False. Without a function, the annotated class itself is called."""
+    its `yield` runs after the transaction has ended. This function, `dependency`, is called once for one message,
+    however often it is asked for, unless `use_cache` is False. Without a function, the annotated class itself is
+    called."""
 
     dependency: Callable[..., Any] | None = None
     use_cache: bool = True

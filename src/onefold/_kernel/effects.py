@@ -26,7 +26,7 @@ Flow: TypeAlias = Coroutine[Any, Any, T]
 
 
 class Statement(NamedTuple):
-    """One SQL statement in its dialect's own placeholders ($1 for Postgres, ?1 for SQLite) and its values."""
+    """One SQL statement (`sql`) in its dialect's own placeholders ($1 for Postgres, ?1 for SQLite) and its `values`."""
 
     sql: str
     values: tuple[Value, ...] = ()

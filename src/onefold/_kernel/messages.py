@@ -43,7 +43,9 @@ class NotSent(BrokerUnavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One event. `id` is its identity on every send; `version` counts without gaps per (source, topic, key)."""
+    """One event. `id` is its identity on every send, unique for its `source`, the application that it comes from;
+    `topic` is what happened, `data` what is known of it, as bytes of a `content_type`, and `time` when, as RFC 3339.
+    `version` counts without gaps per (source, topic, `key`)."""
 
     id: str
     source: str
@@ -100,7 +102,8 @@ NOWHERE: Final = Origin()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What a broker handed over, as it came. Exactly one of `message` and `problem` is there."""
+    """What a broker handed over, as it came: `data`, `headers`, and where it lay (`origin`). Exactly one of `message`,
+    as it is read, and `problem`, why it cannot be, is there."""
 
     data: bytes
     headers: Mapping[str, str]

@@ -42,10 +42,22 @@ class Connection(Protocol[H_co]):
         """The driver's own connection, inside the open transaction: what user code works with."""
         ...
 
-    def batch(self, items: Sequence[BatchItem]) -> int: ...
-    def fetch(self, statement: Statement) -> list[Row]: ...
-    def release(self) -> None: ...
-    def discard(self) -> None: ...
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        """Execute all `items` in their order, in as few round trips as there can be, and stop at the first error. How
+        many rows the last of them changed."""
+        ...
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        """The rows of a `statement`."""
+        ...
+
+    def release(self) -> None:
+        """Give it back, in no transaction: what was not committed is rolled back."""
+        ...
+
+    def discard(self) -> None:
+        """Close it, and let the next caller have another: its state is not known."""
+        ...
 
 
 class AsyncConnection(Protocol[H_co]):
@@ -56,10 +68,22 @@ class AsyncConnection(Protocol[H_co]):
         """The driver's own connection, inside the open transaction: what user code works with."""
         ...
 
-    async def batch(self, items: Sequence[BatchItem]) -> int: ...
-    async def fetch(self, statement: Statement) -> list[Row]: ...
-    async def release(self) -> None: ...
-    async def discard(self) -> None: ...
+    async def batch(self, items: Sequence[BatchItem]) -> int:
+        """Execute all `items` in their order, in as few round trips as there can be, and stop at the first error. How
+        many rows the last of them changed."""
+        ...
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        """The rows of a `statement`."""
+        ...
+
+    async def release(self) -> None:
+        """Give it back, in no transaction: what was not committed is rolled back."""
+        ...
+
+    async def discard(self) -> None:
+        """Close it, and let the next caller have another: its state is not known."""
+        ...
 
 
 @runtime_checkable
@@ -76,18 +100,34 @@ class Database(Protocol[H_co]):
     """Where connections come from. `dialect` names the statement set that features use: postgres or sqlite."""
 
     @property
-    def dialect(self) -> str: ...
-    def acquire(self) -> Connection[H_co]: ...
-    def close(self) -> None: ...
+    def dialect(self) -> str:
+        """postgres, or sqlite."""
+        ...
+
+    def acquire(self) -> Connection[H_co]:
+        """A connection, in no transaction. Raises PoolExhausted where none is free in time, StoreUnavailable."""
+        ...
+
+    def close(self) -> None:
+        """Close what was opened here. A pool or an engine that was given stays open."""
+        ...
 
 
 class AsyncDatabase(Protocol[H_co]):
     """`Database` for asyncio."""
 
     @property
-    def dialect(self) -> str: ...
-    async def acquire(self) -> AsyncConnection[H_co]: ...
-    async def close(self) -> None: ...
+    def dialect(self) -> str:
+        """postgres, or sqlite."""
+        ...
+
+    async def acquire(self) -> AsyncConnection[H_co]:
+        """A connection, in no transaction. Raises PoolExhausted where none is free in time, StoreUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Close what was opened here. A pool or an engine that was given stays open."""
+        ...
 
 
 class Executor(Protocol):
@@ -243,18 +283,20 @@ class Subscription(Protocol):
         ...
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """They are done with: the broker may forget them for this consumer."""
+        """These `deliveries` are done with: the broker may forget them for this consumer."""
         ...
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """They were not handled: the broker delivers them again, to the next process that asks."""
+        """These `deliveries` were not handled: the broker delivers them again, to the next process that asks."""
         ...
 
     async def keep(self, deliveries: Sequence[Delivery]) -> None:
-        """They are still being worked on: do not deliver them again yet."""
+        """These `deliveries` are still being worked on: do not deliver them again yet."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Receive nothing more. What is in hand and neither acknowledged nor given back is given back."""
+        ...
 
 
 class Broker(Protocol):
@@ -275,16 +317,18 @@ class Broker(Protocol):
         ...
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        """Send all at once and wait for every confirm; one answer per message, in order. The order in which messages
-        of one call arrive is not promised: who needs it calls twice."""
+        """Send all `messages` at once and wait for every confirm; one answer per message, in order. The order in which
+        messages of one call arrive is not promised: who needs it calls twice."""
         ...
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> Subscription:
-        """Processes that subscribe under one consumer name share its messages; each name gets every message. Topics
-        that the name has had before stay: see `ManagesSubscriptions`."""
+        """Processes that subscribe under one `consumer` name share its messages; each name gets every message of its
+        `topics`. Those that the name has had before stay: see `ManagesSubscriptions`."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Disconnect. What was received and not acknowledged is given out again."""
+        ...
 
 
 @runtime_checkable
@@ -293,7 +337,9 @@ class MatchesPatterns(Protocol):
     message that several patterns of a consumer stand for comes to it once, and with the topic that it was sent to."""
 
     @property
-    def matches_patterns(self) -> bool: ...
+    def matches_patterns(self) -> bool:
+        """Whether its consumers may do so."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,8 +347,9 @@ class SubscriptionSeen:
     """What a broker keeps for a consumer, whether a process of it is running or not."""
 
     consumer: str
+    """The name that its processes subscribe under."""
     topics: tuple[str, ...] | None
-    """None where the broker cannot list them."""
+    """What it is subscribed to. None where the broker cannot list them."""
     waiting: int | None
     """Messages that it has not acknowledged. None where the broker cannot count them."""
     attached: int | None = None
@@ -315,15 +362,15 @@ class ManagesSubscriptions(Protocol):
     does not: a group gets the topics that its members ask for, and the topic's retention ends the rest."""
 
     async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
-        """What is published to these topics from now on does not go to the consumer, nor what waits there where it can
-        be told apart; what it does not have is passed over."""
+        """What is published to these `topics` from now on does not go to the `consumer`, nor what waits there where it
+        can be told apart; what it does not have is passed over."""
         ...
 
     async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
-        """All that there are, where the broker can list them; else those of these consumers that there are."""
+        """All that there are, where the broker can list them; else those of the consumers with these `names`."""
         ...
 
     async def remove(self, consumer: str) -> int | None:
-        """End a consumer: drop what waits for it, and keep nothing more for it. How many messages waited; None: the
+        """End a `consumer`: drop what waits for it, and keep nothing more for it. How many messages waited; None: the
         broker keeps nothing for it. Raises ConsumerActive where processes of it are connected."""
         ...

@@ -82,7 +82,8 @@ class TableObject(Protocol):
 
 class Transaction(Generic[H]):
     """Everything written through `connection`, and every event, commits together with the key and the response, or not
-    at all."""
+    at all. onefold makes it, over an `executor`, with what writes its events (`outbox`), gives its session (`sessions`)
+    and does its natural writes (`natural`)."""
 
     __slots__ = (
         "_begun", "_calls", "_carried", "_executor", "_handed", "_in_plain_def", "_natural", "_outbox", "_over",

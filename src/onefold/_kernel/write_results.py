@@ -88,6 +88,7 @@ class Transitioned(Generic[R]):
     """What `tx.transition(...)` did, or why it did not."""
 
     outcome: TransitionOutcome
+    """Whether it was moved, and if not, why."""
     state: Any
     """The state that the row is in now: the wanted one if it was moved, else what was found. None without a row."""
     version: int | None

@@ -30,8 +30,11 @@ class Backoff:
     """A server that stumbled is asked again soon; one that said "too much" is given time."""
 
     transient_base_s: float = 0.25
+    """The longest wait after the first attempt, where the server stumbled; it doubles with each further one."""
     throttled_base_s: float = 1.0
+    """The same, where the server asked for patience."""
     cap_s: float = 20.0
+    """No wait is longer."""
 
     def __post_init__(self) -> None:
         require("cap_s", self.cap_s, most=86_400)
@@ -39,7 +42,7 @@ class Backoff:
         require("throttled_base_s", self.throttled_base_s, most=self.cap_s)
 
     def ceiling_s(self, attempt: int, *, throttled: bool) -> float:
-        """The longest wait after this attempt; the first attempt is number 1."""
+        """The longest wait after this `attempt`; the first is number 1. `throttled`: the server asked for patience."""
         if attempt < 1:
             raise ValueError(f"attempt={attempt} was never made: the first attempt is number 1")
         base_s = self.throttled_base_s if throttled else self.transient_base_s
@@ -47,12 +50,12 @@ class Backoff:
         return min(self.cap_s, base_s * ldexp(1.0, min(attempt - 1, DOUBLINGS_MAX)))
 
     def wait_s(self, attempt: int, *, throttled: bool, draw: Draw) -> float:
-        """The wait after this attempt."""
+        """The wait after this `attempt`, below its ceiling (`throttled` as there). `draw` is the chance in it."""
         # The cap comes before the jitter: clients that have reached it stay spread out.
         return draw() * self.ceiling_s(attempt, throttled=throttled)
 
     def pause_s(self, attempt: int, *, draw: Draw) -> float:
-        """A wait after this attempt of which half is certain."""
+        """A wait after this `attempt` of which half is certain; `draw` is the chance in the other half."""
         return at_least_half(draw) * self.ceiling_s(attempt, throttled=False)
 
 

@@ -39,15 +39,20 @@ class BreakerConfig:
     """When to open, for how long, and how to come back."""
 
     failure_share: float = 0.8
+    """Open when this share of the calls of the window has failed, and one more."""
     calls_least: int = 5
-    """Few, for a process with a call now and then (elsewhere it is 20 or 100, for busy ones); but the attempts of one
-    call alone do not open it."""
+    """Fewer calls in the window than this decide nothing. Few, for a process with a call now and then (elsewhere it is
+    20 or 100, for busy ones); but the attempts of one call alone do not open it."""
     window_s: float = 10.0
+    """The calls of the last so many seconds count."""
     slices: int = 10
+    """In so many parts the window moves on."""
     open_s: float = 5.0
+    """How long no call is made after the first opening; each opening after it that follows soon is longer."""
     open_max_s: float = 8.0
-    """Not much longer, or the breaker itself is the outage: a client that has just given up a host which comes back is
-    away for so long. What it saves is little, for every process sends no more than its probes (`onefold storm`)."""
+    """At most so long. Not much longer, or the breaker itself is the outage: a client that has just given up a host
+    which comes back is away for so long. What it saves is little, for every process sends no more than its probes
+    (`onefold storm`)."""
     calm_s: float = 60.0
     """Closed for this long, the next opening is the first one again."""
     probes: int = 3

@@ -52,13 +52,18 @@ class BudgetConfig:
     """What a success earns, and how much can be saved."""
 
     ratio: float = 0.1
+    """What a success earns, in retries."""
     cap_least: float = 6.0
+    """So many retries can be saved however little the traffic is; a host begins with them."""
     cap_most: float = 10.0
+    """At most so many, however much it is."""
     window_s: float = 10.0
+    """In between, what the successes of the last so many seconds have earned."""
     alone: float = 1.0
     """What a success earns when the one before it is `alone_s` ago; sooner, in proportion, but never below the
     ratio."""
     alone_s: float = 2.0
+    """After so long a silence a success earns `alone` in full."""
 
     def __post_init__(self) -> None:
         require("ratio", self.ratio, least=0.001, most=1)

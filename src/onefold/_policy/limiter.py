@@ -52,20 +52,28 @@ class Aimd:
     """Add one, or take a tenth."""
 
     shrink: float = 0.9
+    """What the limit is multiplied with when a call was dropped, or too slow."""
     too_slow_s: float = 5.0
+    """A call that took longer counts like a dropped one."""
 
     def __post_init__(self) -> None:
         require("shrink", self.shrink, least=0.5, most=0.99)
         require("too_slow_s", self.too_slow_s, least=0.001)
 
     def next_limit(self, limit: float, sample: Sample) -> float:
+        """The limit that follows `limit`, by what the calls of the last gathering have seen (`sample`)."""
         if sample.dropped or sample.slowest_s > self.too_slow_s:
             return limit * self.shrink
         return limit + 1 if 2 * sample.in_flight >= limit else limit
 
 
 class Gradient2:
-    """Follow the ratio of the usual latency to the present one."""
+    """Follow the ratio of the usual latency to the present one.
+
+    `queue` is how many more than are served at a time it aims at, so that there is always work at hand; `smoothing` how
+    much of the way to its aim the limit goes at once (1: all of it); `tolerance` how many times as long as usual calls
+    may take before the limit shrinks; `usual_over` how many gatherings the usual latency is the mean of.
+    """
 
     __slots__ = ("_factor", "_queue", "_samples", "_smoothing", "_tolerance", "_usual_s")
 
@@ -88,6 +96,7 @@ class Gradient2:
         self._samples = 0
 
     def next_limit(self, limit: float, sample: Sample) -> float:
+        """The limit that follows `limit`, by what the calls of the last gathering have seen (`sample`)."""
         usual_s = self._learn(sample.mean_s)
         if sample.mean_s <= 0:
             return limit
@@ -119,10 +128,15 @@ class LimiterConfig:
     """The bounds of the limit, and how long to gather before it moves."""
 
     initial: int = 20
+    """How many calls may be in flight at first."""
     least: int = 1
+    """The limit never goes below."""
     most: int = 200
+    """The limit never goes above."""
     gather_s: float = 0.1
+    """How long calls are watched before the limit moves."""
     calls_least: int = 10
+    """It moves when at least so many have ended meanwhile; until then they are watched on."""
 
     def __post_init__(self) -> None:
         require("least", self.least, least=1)

@@ -74,7 +74,9 @@ class _Records:
 class Quota:
     """Counts per principal: what shares a quota is counted together, and each process counts for itself.
 
-    `in_flight` requests at once; `records_per_hour` answers stored, of which replays are none. None: no limit.
+    `in_flight` requests at once; `records_per_hour` answers stored, of which replays are none. None: no limit. At most
+    `principals_max` principals are remembered for their records; with more of them, the one whose last record is the
+    oldest begins anew.
     """
 
     @named_arguments()
@@ -100,8 +102,9 @@ class Quota:
         return f"Quota(in_flight={self._in_flight_max}, records_per_hour={self._records_max})"
 
     def enter(self, principal: str, now: float, *, may_record: bool) -> QuotaSlot | float | None:
-        """A place. Or why there is none: a number is the seconds until there may be room for a record, None means that
-        as many requests as may be are in flight."""
+        """A place for a request of the `principal`, at the time `now`, that may become a record or not (`may_record`).
+        Or why there is none: a number is the seconds until there may be room for a record, None means that as many
+        requests as may be are in flight."""
         with self._lock:
             running, pending = self._running.get(principal, (0, 0))
             if self._in_flight_max is not None and running >= self._in_flight_max:
@@ -116,7 +119,8 @@ class Quota:
         return QuotaSlot(self, principal, now, may_record)
 
     def leave(self, principal: str, entered_at: float, *, may_record: bool, recorded: bool) -> None:
-        """For `QuotaSlot`."""
+        """For `QuotaSlot`: the request of the `principal` that entered at `entered_at`, as one that may become a record
+        or not (`may_record`), is over, and has become one or not (`recorded`)."""
         with self._lock:
             running, pending = self._running.pop(principal)
             if running > 1:

@@ -93,18 +93,22 @@ class RetryPolicy:
     """How patient a client is, and how considerate. The defaults survive a storm: see `onefold storm`."""
 
     attempts_max: int = 4
+    """Of one call, the first included."""
     deadline_s: float = 30.0
     """For a call as a whole: its attempts and the waits between them."""
     attempt_s: float | None = None
     """What one HTTP attempt may take. None: half of the deadline, so that there is time for a second one. The last
     attempt, and one that must not be repeated, has all that is left."""
     retry_after_max_s: float = 60.0
+    """A server that asks for a longer wait is not asked again: the caller is told when it may be."""
     statuses: Collection[int] = RETRYABLE_STATUSES
     """Answers that another attempt may change: `RetryPolicy.STATUSES | {404}`, or others."""
     backoff: Backoff = field(default_factory=Backoff)
+    """How long to wait between attempts."""
     budget: AllowanceConfig | None = field(default_factory=BudgetConfig)
     """None: retries are limited by nothing but the attempts of each call. That does not survive a storm."""
     breaker: BreakerConfig | None = field(default_factory=BreakerConfig)
+    """When a host that fails nearly always is left alone. None: never."""
     in_flight: int | LimiterConfig | None = None
     """How many attempts may be in flight to one host; one more is refused at once. A number, or bounds between which
     the limit follows how long calls take. None: no limit."""
@@ -133,7 +137,7 @@ class RetryPolicy:
         return self.in_flight
 
     def attempt_limit_s(self, deadline_s: float | None = None) -> float:
-        """What an attempt may take that can be followed by another, in a call of so many seconds."""
+        """What an attempt may take that can be followed by another, in a call of `deadline_s` seconds."""
         if self.attempt_s is not None:
             return self.attempt_s
         return (self.deadline_s if deadline_s is None else deadline_s) / 2
@@ -147,7 +151,8 @@ class RetryPolicy:
         budget: Allowance | None = None,
         breaker: Breaker | None = None,
     ) -> Decision:
-        """Try again, or stop and say why."""
+        """Try again, or stop and say why. `situation` is the attempt that has just ended, `now` the monotonic clock,
+        `draw` the chance in the wait; `budget` and `breaker` are those of the host, None where it has none."""
         outcome = situation.outcome
         if not may_differ(outcome, self.statuses):
             return Stop(Reason.FINAL)

@@ -32,11 +32,15 @@ class SheddingConfig:
     """The bounds of the target, and what it is learned from."""
 
     target_least_s: float = 0.005
+    """The wait in the queue that is aimed at is the median latency of the service, but not below this."""
     target_most_s: float = 1.0
+    """Nor above this."""
     intervals: float = 10.0
-    """The interval, in targets."""
+    """The interval, in targets: while even the shortest wait of one is above the target, there is overload."""
     interval_least_s: float = 0.1
+    """An interval is not shorter than this."""
     latencies: int = 101
+    """The median is that of the last so many requests."""
 
     def __post_init__(self) -> None:
         require("target_most_s", self.target_most_s, most=60)

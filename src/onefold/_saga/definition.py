@@ -30,7 +30,8 @@ UNDO_PAUSE: Final = Backoff(transient_base_s=5.0, throttled_base_s=5.0, cap_s=30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SagaDefinition(Generic[In, Out]):
-    """A saga that engines can run: what `@saga` gives."""
+    """A saga that engines can run: what `@saga` gives. `function` is what was decorated; `undo_retry` and `undo_pause`
+    are as they were given to `@saga`."""
 
     name: str
     version: str

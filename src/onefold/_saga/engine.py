@@ -91,7 +91,7 @@ class SagaEngine(ABC):
         return await self.submit(begin(saga, check_saga_id(saga_id), given))
 
     async def submit(self, start: Start) -> bool:
-        """The outcome of what `begin` made."""
+        """Start what `start_on_commit` has asked for, which is in `start`. The answer is as that of `start`."""
         if f"{start.saga}@{start.version}" not in self._sagas:
             raise ConfigurationError(
                 f"saga {start.saga!r} in version {start.version!r} is not run by this engine, which has "
@@ -105,7 +105,8 @@ class SagaEngine(ABC):
 
     async def result(self, saga_id: str, *, timeout_s: float | None = None) -> Any:
         """Wait for a saga to end, and give what its function returned. Compensated: it did not complete. SagaStopped:
-        it has no end until a person acts. TimeoutError: it goes on. One that is stuck is waited for."""
+        it has no end until a person acts. TimeoutError: it goes on after `timeout_s`. One that is stuck is waited
+        for."""
         if timeout_s is not None:
             require("timeout_s", timeout_s)
         check_saga_id(saga_id)
@@ -148,7 +149,7 @@ class SagaEngine(ABC):
         return await self._resume(saga_id)
 
     async def signal(self, saga_id: str, signal: str, data: Any = None, *, signal_id: str | None = None) -> None:
-        """Send a saga something that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
+        """Send a saga `data` that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
         is taken for what it is; another signal may have the same."""
         check_name(signal, "signal")
         if signal_id is not None:
@@ -159,7 +160,7 @@ class SagaEngine(ABC):
         await self._signal(saga_id, signal, encoded, signal_id)
 
     async def list(self, *, state: State | None = None, limit: int = 100) -> Sequence[SagaStatus]:
-        """The newest sagas, of one state or of all."""
+        """The newest sagas, at most `limit`, of one `state` or of all."""
         require("limit", limit, least=1, most=LISTED_MAX, whole=True)
         if state is not None and state not in STATES:
             raise ConfigurationError(f"state={state!r} is not one of {', '.join(STATES)}")
@@ -167,14 +168,14 @@ class SagaEngine(ABC):
         return await self._list(state, limit)
 
     async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
-        """Note who does something to a saga, before it is done. SagaUnknown."""
+        """Note that `actor` does something to a saga (`action`), before it is done. SagaUnknown."""
         await self.status(saga_id)
         _log.warning("saga %s: %s by %s", saga_id, action, actor)
         await self._note(saga_id, action, actor)
 
     def consume_starts(self, once: Any, *, name: str = "onefold-sagas") -> None:
-        """Have the consumers of an Onefold or AsyncOnefold start what `start_on_commit` asked for. Called on the event
-        loop of the engine, before the consumers run; `name` is the name of the consumer."""
+        """Have the consumers of an Onefold or AsyncOnefold (`once`) start what `start_on_commit` asked for. Called on
+        the event loop of the engine, before the consumers run; `name` is the name of the consumer."""
         from onefold._saga.starting import add_consumer
 
         add_consumer(self, once, name)
@@ -221,8 +222,9 @@ class SagaEngine(ABC):
 
     @abstractmethod
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
-        """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
-        that compensates already goes on with that, and one that has stopped goes on. SagaUnknown."""
+        """Ask a saga to compensate: its next step is not run, and its pauses and waits end. `reason` is kept as its
+        error. False: it has ended. One that compensates already goes on with that, and one that has stopped goes on.
+        SagaUnknown."""
 
     @abstractmethod
     async def _resume(self, saga_id: str) -> bool:

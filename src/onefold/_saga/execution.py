@@ -41,7 +41,9 @@ T = TypeVar("T")
 
 
 class Saga:
-    """What a saga's function does its work with: steps, pauses and signals, one at a time."""
+    """What a saga's function does its work with: steps, pauses and signals, one at a time. The engine makes it, of the
+    `definition`, what the saga was started with (`start`), itself (`engine`), `listener`, and what counts stuck sagas
+    (`stuck`)."""
 
     __slots__ = (
         "_busy",
@@ -89,7 +91,7 @@ class Saga:
         undo: Callable[..., Any] | None = None,
         retry: RetryPolicy | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Run a function once, as far as engines can: its result is recorded and never asked for again. In it `key()`
+        """Run a `function` once, as far as engines can: its result is recorded and never asked for again. In it `key()`
         is its idempotency key, for a crash before the record is written has it run again.
 
         `undo` gets the same arguments, and runs when the saga is compensated, also where the step failed or was never
@@ -108,12 +110,13 @@ class Saga:
         retry: RetryPolicy | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """A step in a transaction of your database, which commits together with its record: it happens once without a
-        key. The function, and its `undo`, get a session first. Only on engines that share the database: DBOS."""
+        key. The `function`, and its `undo`, get a session first; `retry` is as that of `step`. Only on engines that
+        share the database: DBOS."""
         run = functools.partial(self._run, self._engine.run_tx, 1, name, function, args, undo, retry)
         return self._begin(f"step {name!r}", run)
 
     def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
-        """Pause, however long: the engine's timer survives the process."""
+        """Pause for `seconds`, however many: the engine's timer survives the process."""
         return self._begin("s.sleep(...)", functools.partial(self._sleep, seconds))
 
     async def _sleep(self, seconds: float) -> None:
@@ -122,7 +125,7 @@ class Saga:
         await self._ask("s.sleep(...)", self._engine.sleep(seconds))
 
     def wait(self, signal: str, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Any]:
-        """The data of a signal that was sent to this saga, before or after now. SignalTimedOut after `timeout_s`."""
+        """The data of a `signal` that was sent to this saga, before or after now. SignalTimedOut after `timeout_s`."""
         what = f"s.wait({signal!r})"
         return self._begin(what, functools.partial(self._wait, what, signal, timeout_s))
 

@@ -41,7 +41,7 @@ class Transactions(Protocol):
 
 
 class Effects:
-    """Steps in your own database, over an Onefold or AsyncOnefold:
+    """Steps in your own database, over an Onefold or AsyncOnefold (`once`):
 
     effects = Effects(once)
 
@@ -65,13 +65,14 @@ class Effects:
         return self._wrap(function, _Applying, "apply")
 
     def undo(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A compensation: it runs where its step had applied, and once. Where it never applied, it never will."""
+        """A compensation, `function(tx, ...)`: it runs where its step had applied, and once. Where it never applied, it
+        never will."""
         return self._wrap(function, _Undoing, "undo")
 
     async def reap(self, *, older_s: int) -> int:
-        """Forget steps that are older. They must be of sagas that have ended, and that no engine starts again: what is
-        forgotten of one that runs applies a second time, and is not undone. So choose longer than any saga lives, its
-        pauses and signals included."""
+        """Forget steps that are older than `older_s`; how many. They must be of sagas that have ended, and that no
+        engine starts again: what is forgotten of one that runs applies a second time, and is not undone. So choose
+        longer than any saga lives, its pauses and signals included."""
         require("older_s", older_s, least=60, most=36_500 * DAY_S, whole=True)
         dialect = self._once._database.dialect
 

@@ -22,7 +22,8 @@ class SignalTimedOut(Abort):
 
 
 class StepFailed(OnefoldError):
-    """A step has used up its attempts, or aborted. A saga may catch it and go another way; else it is compensated."""
+    """A `step` has used up its attempts, or `aborted`. A saga may catch it and go another way; else it is
+    compensated."""
 
     def __init__(self, step: str, error: str, *, aborted: bool) -> None:
         super().__init__(f"step {step!r} {'aborted' if aborted else 'failed'}: {error}")
@@ -32,7 +33,7 @@ class StepFailed(OnefoldError):
 
 
 class Compensated(OnefoldError):
-    """The saga did not complete: what its steps had done is undone."""
+    """The saga did not complete: what its steps had done is undone. `cancelled`: it was asked to."""
 
     def __init__(self, saga_id: str, error: str, *, cancelled: bool) -> None:
         super().__init__(f"saga {saga_id!r} was compensated: {error}")

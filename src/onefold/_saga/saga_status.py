@@ -23,12 +23,15 @@ class HistoryEntry:
     """Something a saga has done: a step, a compensation, a pause, a signal that came, or what a person did to it."""
 
     kind: Literal["step", "undo", "sleep", "signal", "action"]
+    """undo is a compensation, sleep a pause, action what a person did."""
     name: str
     """Of the step, the signal or the action."""
     attempts: int = 1
+    """How many there were; of a compensation in this round."""
     failures: tuple[str, ...] = ()
     """What the attempts before the last raised, as far as the engine has kept it."""
     result: Json = None
+    """What the step returned, or the signal brought."""
     error: str | None = None
     """It failed for good, or this round of a compensation did."""
     started_at: datetime | None = None
@@ -43,6 +46,8 @@ class SagaStatus:
     saga: str
     version: str
     state: State
+    """running, compensating, stuck (a compensation keeps failing, and is tried again), stopped (it waits for a person),
+    completed or compensated."""
     error: str | None = None
     """Why it is stuck or stopped, or why it was compensated."""
     cancelled: bool = False

@@ -36,9 +36,9 @@ class EngineLoopAway(OnefoldError):
 
 
 def start_on_commit(tx: Transaction[Any], saga: SagaDefinition[In, Any], saga_id: str, given: In) -> str:
-    """Start a saga if and only if this transaction commits; the id of the event that does. An engine has to consume
-    such events: `engine.consume_starts(once)`. Another input under a known id is a dead letter of that consumer; a saga
-    that it does not know is tried again."""
+    """Start a saga if and only if this transaction (`tx`) commits; the id of the event that does. An engine has to
+    consume such events: `engine.consume_starts(once)`. Another input under a known id is a dead letter of that
+    consumer; a saga that it does not know is tried again."""
     if not hasattr(tx, "publish"):
         raise ConfigurationError(
             f"start_on_commit({tx!r:.80}, ...) needs the transaction first: write start_on_commit(tx, order, "

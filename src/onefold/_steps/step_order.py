@@ -69,6 +69,7 @@ class StepOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The one that it has, then those that it had."""
         return (self.name, *self.formerly)
 
     @property
@@ -78,6 +79,7 @@ class StepOptions:
 
     @property
     def has_type(self) -> bool:
+        """Whether `returns` was given."""
         return self.returns is not _NOT_GIVEN
 
 

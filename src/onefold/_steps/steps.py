@@ -53,7 +53,8 @@ class Steps:
         *,
         asynchronous: bool,
     ) -> None:
-        """`executor` leads to the database that `perform` does a step on."""
+        """Made by onefold. `attempt` has the records; `executor` leads to the database that `perform` does a step on;
+        `asynchronous`: the steps are awaited."""
         self._attempt = attempt
         self._executor = executor
         self._perform = perform

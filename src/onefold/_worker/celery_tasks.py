@@ -37,9 +37,10 @@ def handled_once(
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
     """`task` is `app.task` or `shared_task`, `options` are its own. The handler's parameter `tx` gets the message's
-    transaction. `consumer` names it in the ledger, which knows a message by its task id (or by what `id_of` says of the
-    task's request) and remembers for `retention_s`. Any exception is retried at growing distances, 15 times at the
-    most, where the options say nothing else (`autoretry_for`, `retry_backoff`, `max_retries`)."""
+    transaction, which may last `lease_s`. `consumer` names it in the ledger, which knows a message by its task id (or
+    by what `id_of` says of the task's request) and remembers for `retention_s`. Any exception is retried at growing
+    distances, 15 times at the most, where the options say nothing else (`autoretry_for`, `retry_backoff`,
+    `max_retries`)."""
     refuse(
         consumer,
         options,

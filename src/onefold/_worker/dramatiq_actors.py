@@ -37,9 +37,10 @@ def handled_once(
     id_of: Callable[[Message[Any]], str] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """`actor` is `dramatiq.actor`, `options` are its own. The handler's parameter `tx` gets the message's transaction.
-    `consumer` names it in the ledger, which knows a message by its id (or by what `id_of` says) and remembers for
-    `retention_s`. What fails is retried as Dramatiq does: 20 times, unless the options say otherwise."""
+    """`actor` is `dramatiq.actor`, `options` are its own. The handler's parameter `tx` gets the message's transaction,
+    which may last `lease_s`. `consumer` names it in the ledger, which knows a message by its id (or by what `id_of`
+    says) and remembers for `retention_s`. What fails is retried as Dramatiq does: 20 times, unless the options say
+    otherwise."""
 
     made: Any = None
 

@@ -81,7 +81,8 @@ def handled_once(
     fails, or takes longer than `lease_s`, is delivered again after `retry_s`, as often as the broker is set to. The
     ledger remembers for `retention_s`, which must not be less than the time in which a message can come again. A
     message whose handler raises an exception of `dead_letter_on` is not delivered again: it is acknowledged, and kept
-    as a dead letter of onefold's."""
+    as a dead letter of onefold's. `id_of` gives the id that the ledger knows a message by, where it is not the broker's
+    own."""
     final = check_classes(consumer, dead_letter_on)
     identify = message_id if id_of is None else id_of
     require(f"consumer {consumer!r}: retry_s", retry_s, most=3600)

@@ -44,10 +44,10 @@ def handled_once(
     id_of: Callable[[TaskiqMessage], str] | None = None,
     **labels: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """`task` is `broker.task`, `labels` are its own. The handler's parameter `tx` gets the message's transaction.
-    `consumer` names it in the ledger, which knows a message by its task id (or by what `id_of` says) and remembers for
-    `retention_s`. What fails is retried by the broker's retry middleware, 15 times unless `max_retries` says
-    otherwise."""
+    """`task` is `broker.task`, `labels` are its own. The handler's parameter `tx` gets the message's transaction, which
+    may last `lease_s`. `consumer` names it in the ledger, which knows a message by its task id (or by what `id_of`
+    says) and remembers for `retention_s`. What fails is retried by the broker's retry middleware, 15 times unless
+    `max_retries` says otherwise."""
     refuse(
         consumer,
         {**labels, "ack_type": _plain(labels.get("ack_type"))},

@@ -93,8 +93,9 @@ class KafkaBroker:
         redelivery_s: float = 7 * 86_400,
         settings: Mapping[str, Setting] | None = None,
     ) -> None:
-        """`settings` are librdkafka's own, such as those for TLS and SASL. `redelivery_s` is the retention of the
-        topics, or more: Kafka's default is a week."""
+        """Topics of Kafka are called `topic_prefix` and the event's topic. An event counts as published when all
+        in-sync replicas have confirmed it within `confirm_s`. `settings` are librdkafka's own, such as those for TLS
+        and SASL. `redelivery_s` is the retention of the topics, or more: Kafka's default is a week."""
         require("confirm_s", confirm_s, least=0.1, most=600)
         require("redelivery_s", redelivery_s, least=1, most=10 * 366 * 86_400)
         if not bootstrap.strip():

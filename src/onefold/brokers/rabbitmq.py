@@ -66,8 +66,11 @@ class RabbitBroker:
         confirm_s: float = 10.0,
         redelivery_s: float = 7 * 86_400,
     ) -> None:
-        """`prefetch` is how many messages one subscription may have that are not settled. Each of them must be settled
-        within RabbitMQ's `consumer_timeout`, half an hour unless it is set, counted from when it was fetched.
+        """`url` is amqp:// or amqps://. Events go to the topic exchange `exchange`; the queue of a consumer is called
+        `queue_prefix` and its name, and is a quorum queue unless `queue_type` says classic. An event counts as
+        published when it is confirmed within `confirm_s`. `prefetch` is how many messages one subscription may have
+        that are not settled. Each of them must be settled within RabbitMQ's `consumer_timeout`, half an hour unless it
+        is set, counted from when it was fetched.
 
         `redelivery_s` is for how long a message may lie in a queue, which only you know: RabbitMQ knows no end."""
         require("prefetch", prefetch, least=1, most=65_535)

@@ -59,6 +59,11 @@ class RedisBroker:
         trim_every_s: float = 60.0,
         allow_volatile: bool = False,
     ) -> None:
+        """`url` is redis://, rediss:// or unix://. An event counts as published when XADD is answered within
+        `confirm_s`; one of more than `message_bytes_max` bytes is refused. A message whose process was silent for
+        `lease_s` is given to another. `redelivery_s` is for how long that may happen: ledgers must remember for longer.
+        What all groups have acknowledged is removed every `trim_every_s`. `allow_volatile` takes a server
+        without an append-only file, whose restart loses what it has confirmed."""
         numbers = {"confirm_s": confirm_s, "lease_s": lease_s, "redelivery_s": redelivery_s}
         for field, value in {**numbers, "message_bytes_max": message_bytes_max, "trim_every_s": trim_every_s}.items():
             if value <= 0:
@@ -188,19 +193,23 @@ class RedisBroker:
 
     @property
     def client(self) -> Any:
+        """The client of redis-py. Raises BrokerUnavailable while it is not open."""
         if self._client is None:
             raise self.unavailable("this broker is closed; call open()")
         return self._client
 
     def key(self, topic: str) -> str:
+        """The key of a topic's stream."""
         return f"{self._prefix}:{topic}"
 
     def unavailable(self, reason: BaseException | str) -> BrokerUnavailable:
+        """The error that says so, without the password in the address."""
         why = str(reason) or f"no answer within confirm_s={self.confirm_s}"
         return BrokerUnavailable(f"Redis at {redact(self._url)}: {why}")
 
     async def ask(self, *command: Any, wait_s: float = 0.0) -> Any:
-        """One command, bounded, and its errors as ours. A refusal of the command itself is passed on."""
+        """One command, bounded by `confirm_s` and what it waits for itself (`wait_s`), and its errors as ours. A
+        refusal of the command itself is passed on."""
         try:
             async with asyncio.timeout(self.confirm_s + wait_s):
                 return await self.client.execute_command(*command)

@@ -76,9 +76,13 @@ class SqsBroker:
     ) -> None:
         """`fifo=False` makes standard queues: events come in any order, and SQS discards none that it got twice.
 
-        `lease_s` is the visibility time-out of a message that is being handled; it is renewed. `poll_s` is for how long
-        one request waits for messages, and so for how long `close` may take. `queues` has the addresses of queues that
-        others made, and the topics of each: none is looked for, made or tagged. `session` is a `boto3.Session`."""
+        `url` names the region, and may name a prefix of queues and an endpoint. An event counts as published when each
+        queue that has its topic has stored it, within `confirm_s`; one of more than `message_bytes_max` bytes is
+        refused. Queues and their topics are looked for again every `discovery_s`. Queues that are made keep messages
+        for `retention_s`: ledgers must remember for longer. `lease_s` is the visibility time-out of a message that is
+        being handled; it is renewed. `poll_s` is for how long one request waits for messages, and so for how long
+        `close` may take. `queues` has the addresses of queues that others made, and the topics of each: none is looked
+        for, made or tagged. `session` is a `boto3.Session`."""
         require("lease_s", lease_s, least=1, most=43_200, whole=True)
         require("confirm_s", confirm_s, least=0.1, most=600)
         require("poll_s", poll_s, least=1, most=20, whole=True)

@@ -34,7 +34,9 @@ __all__ = ["AsyncpgDatabase"]
 
 
 class AsyncpgDatabase:
-    """A pool of asyncpg connections: the application's own, or one opened from a DSN on first use."""
+    """A `pool` of asyncpg connections: the application's own, or one opened from a DSN on first use. A connection is
+    waited for at most `acquire_timeout_s`; the end of those that are in use, when a pool of its own is closed,
+    `close_timeout_s`."""
 
     dialect = "postgres"
 
@@ -91,6 +93,7 @@ class AsyncpgDatabase:
             return opened.pool
 
     def note_fork(self) -> None:
+        """Called in a process that was forked."""
         self._was_open = self._pool is not None and self._pool.get_size() > 0
 
     def _check_loop(self) -> None:

@@ -40,7 +40,8 @@ _RECONNECT_S = 1.0
 
 
 class PsycopgDatabase:
-    """A pool of psycopg connections: the application's own, or one opened from a DSN on first use."""
+    """A `pool` of psycopg connections: the application's own, or one opened from a DSN on first use. A connection is
+    waited for at most `acquire_timeout_s`."""
 
     dialect = "postgres"
 
@@ -89,6 +90,7 @@ class PsycopgDatabase:
             self._pool, self._was_open = None, False
 
     def note_fork(self) -> None:
+        """Called in a process that was forked."""
         self._was_open = self._pool is not None and not self._pool.closed
 
     def _is_inherited(self, pool: ConnectionPool[Any]) -> bool:
@@ -109,7 +111,7 @@ class PsycopgDatabase:
 
 
 class AsyncPsycopgDatabase:
-    """`PsycopgDatabase` for asyncio."""
+    """`PsycopgDatabase` for asyncio: its `pool` and `acquire_timeout_s` are as there."""
 
     dialect = "postgres"
 
@@ -173,6 +175,7 @@ class AsyncPsycopgDatabase:
             return opened.pool
 
     def note_fork(self) -> None:
+        """Called in a process that was forked."""
         self._was_open = self._pool is not None and not self._pool.closed
 
     def _check_loop(self, pool: AsyncConnectionPool[Any]) -> None:

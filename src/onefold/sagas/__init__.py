@@ -1,5 +1,10 @@
 """Sagas: steps with compensations, on an engine that exists. The engines are in modules of their own:
-`onefold.sagas.dbos`.
+`onefold.sagas.dbos`, `onefold.sagas.restate`, `onefold.sagas.temporal`.
+
+What means the same everywhere: `saga_id` is the id of one saga, by which a second start of it is known; `saga`, `name`
+and `version` are those of its definition, `sagas` the definitions that an engine runs; `given` is what it is started
+with, one JSON value; `error` is why, in a phrase for people; `started_at`, `updated_at` and `ended_at` are times as the
+engine has them, None where it has none; `listener` is told what happens, as that of `AsyncOnefold` is.
 """
 
 from onefold._policy.backoff import Backoff

@@ -67,6 +67,7 @@ def assert_idempotent(
 ) -> Any:
     """Play replay, mismatch, race and crash against an endpoint; raises `ContractBroken` where it fails.
 
+    `headers` are sent with every request, beside the key: credentials, for instance.
     `other_json` is what another request under the same key has for a body (by default `json` with a member more).
     `count` says how often the effect has happened, by the rows of your table for instance: it must grow by one in each
     part, and not at all in others. `racers` requests at once are a race. Returns what must be awaited where `client` is

@@ -43,7 +43,8 @@ def reserve_port() -> socket.socket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What went through so far. A run whose `cuts` stay 0 has not tested what it meant to test."""
+    """What went through so far: `connections`, and bytes each way (`bytes_up` to the server, `bytes_down`). A run whose
+    `cuts` stay 0 has not tested what it meant to test."""
 
     connections: int = 0
     bytes_up: int = 0
@@ -117,6 +118,7 @@ class FaultProxy:
 
     @property
     def mode(self) -> Mode:
+        """The one that it is in."""
         return self._mode
 
     @property
@@ -132,10 +134,12 @@ class FaultProxy:
 
     @property
     def traffic(self) -> Traffic:
+        """What went through so far."""
         return self._traffic
 
     @property
     def address(self) -> tuple[str, int]:
+        """Where clients connect to: host and port."""
         return HOST, int(self._running.placeholder.getsockname()[1])
 
     def dsn(self, dsn: str) -> str:

@@ -68,8 +68,8 @@ class _SharedBroker:
     __test__ = False
 
     def __init__(self, once: Onefold | AsyncOnefold, *, source: str = "tests", raises: bool = True) -> None:
-        """`source` is that of what the test publishes. `raises`: what a handler raises is raised by the call; else it
-        is only among the `events`, as in production."""
+        """`once` is the application whose consumers it calls. `source` is that of what the test publishes. `raises`:
+        what a handler raises is raised by the call; else it is only among the `events`, as in production."""
         self._once: Any = once
         self._source = source
         self._raises = raises
@@ -180,7 +180,8 @@ class MemoryBroker(_SharedBroker):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> list[InboxEvent]:
-        """A message from elsewhere: have it handled, by all its consumers. With a `message_id` it can come twice."""
+        """A message from elsewhere, with this `key` and these `headers`: have it handled, by all its consumers. With a
+        `message_id` it can come twice."""
         return self._run([self._message(topic, data, key, headers, message_id)])
 
     def deliver(self) -> list[InboxEvent]:
@@ -207,7 +208,8 @@ class AsyncMemoryBroker(_SharedBroker):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> list[InboxEvent]:
-        """A message from elsewhere: have it handled, by all its consumers. With a `message_id` it can come twice."""
+        """A message from elsewhere, with this `key` and these `headers`: have it handled, by all its consumers. With a
+        `message_id` it can come twice."""
         return await self._run([self._message(topic, data, key, headers, message_id)])
 
     async def deliver(self) -> list[InboxEvent]:

@@ -28,7 +28,7 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER, on, for 0 seconds
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer, after a while."""
+    """A whole answer (`status`, `headers`, `body`), after `after_s`."""
 
     status: int = 200
     body: bytes = b""
@@ -48,7 +48,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """A whole answer in chunks, which does not say how long it is. `gate`: the last chunk leaves when it is set."""
+    """A whole answer (`status`, `headers`) in chunks, the `pieces`, which does not say how long it is. `gate`: the last
+    chunk leaves when it is set."""
 
     pieces: tuple[bytes, ...]
     gate: threading.Event | None = None
@@ -66,7 +67,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """The first bytes of an answer (by default all but the last), then a close."""
+    """The first `length` bytes of an answer (by default all but the last), then a close."""
 
     answer: Reply | Chunks
     length: int = -1
@@ -74,7 +75,8 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Trickle:
-    """A whole answer that comes a byte at a time, with a pause before each. `at_once`: so many bytes come without."""
+    """A whole answer that comes a byte at a time, with a pause of `every_s` before each. `at_once`: so many bytes come
+    without."""
 
     answer: Reply | Chunks
     every_s: float = 0.05
@@ -99,7 +101,8 @@ Act: TypeAlias = Reply | Half | Chunks | Trickle | Reset | Stall
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """A request as it came; the names of headers are in lower case."""
+    """A request as it came: `method`, `target` (path and query), `headers`, `body`. The names of headers are in lower
+    case."""
 
     method: str
     target: str
@@ -108,12 +111,12 @@ class ReceivedRequest:
 
 
 class ScriptedServer:
-    """Serves in threads of its own, between `with` and its end."""
+    """Serves in threads of its own, between `with` and its end: each request gets the next step of the `script`."""
 
     def __init__(self, script: Iterable[Act]) -> None:
         self._script = list(script)
         if not self._script:
-            raise ConfigurationError("the script is empty: give the server at least one step, like Answer(200)")
+            raise ConfigurationError("the script is empty: give the server at least one step, like Reply(200)")
         self.requests: list[ReceivedRequest] = []
         self.connections = 0
         """How many were ever made."""

@@ -76,7 +76,8 @@ class OnefoldDBOS(DBOS):
 class Dbos(SagaEngine):
     """Sagas on DBOS, in this process: `async with Dbos("sqlite:///sagas.db", sagas=[order]) as engine`.
 
-    `database` is a SQLAlchemy Engine or AsyncEngine of your own, for `s.tx(...)`. `name` keeps applications apart that
+    `url` is the database of DBOS's own tables, `sagas` are those that it runs. `database` is a SQLAlchemy Engine or
+    AsyncEngine of your own, for `s.tx(...)`. `name` keeps applications apart that
     share a PostgreSQL database. Sagas of processes that died are looked for every `takeover_s`. `listener` is told
     what happens, as that of AsyncOnefold is. A process has one: DBOS is one per process, and its sagas run on the event
     loop that opened it.

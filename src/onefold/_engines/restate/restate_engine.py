@@ -35,7 +35,8 @@ _LISTED_AT_ONCE: Final = 200
 class Restate(SagaEngine):
     """Runs sagas on a Restate server: `async with Restate(ingress=..., admin=..., listen=..., sagas=[order])`.
 
-    `listen` is where this process serves the sagas, and `url` where the server reaches it, if that is not the same: it
+    `ingress` and `admin` are the server's two addresses, `sagas` are those that it runs. `listen` is where this process
+    serves them, and `url` where the server reaches it, if that is not the same: it
     stays the same for as long as sagas run, for a saga goes on where it began. Without `listen` the engine runs none;
     it starts sagas that other processes run. `service` is its name at Restate: each application has its own. With
     `identity_keys`, the public keys of the server, requests of others are refused. A start is known for

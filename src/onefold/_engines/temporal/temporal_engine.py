@@ -60,11 +60,11 @@ _AWAY_S: Final = 0.5
 class Temporal(SagaEngine):
     """Runs sagas on a Temporal server: `async with Temporal("localhost:7233", sagas=[order]) as engine`.
 
-    `server` is its address, or a `temporalio.client.Client` of your own, which may have TLS and keys. Processes with
-    the same `task_queue` run the same sagas; with `serve=False` the engine runs none, and starts what others run. A
-    step whose process says nothing for `dead_after_s` is run again by another. Ids are known for the retention of the
-    namespace. At its end a step that runs has `stop_s` to end. `listener` is told what happens in this process.
-    """
+    `server` is its address, or a `temporalio.client.Client` of your own, which may have TLS and keys; `namespace` is
+    one of that server's, `sagas` are those that it runs. Processes with the same `task_queue` run the same sagas; with
+    `serve=False` the engine runs none, and starts what others run. A step whose process says nothing for `dead_after_s`
+    is run again by another. Ids are known for the retention of the namespace. At its end a step that runs has `stop_s`
+    to end. `listener` is told what happens in this process."""
 
     def __init__(
         self,

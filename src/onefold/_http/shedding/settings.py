@@ -35,7 +35,8 @@ LEVELS: dict[str, int] = {"low": -10, "normal": 0, "high": 10}
 class Shedding:
     """When requests wait, when they are turned away, and with what answer.
 
-    `limit` is how many may run at once: bounds within which `law` finds it out, or a number that stays. `priority`
+    `limit` is how many may run at once: bounds within which `law` finds it out, or a number that stays. Others wait,
+    at most `queue_most` of them and for at most `wait_most_s`; `wait` says when a queue is overload. `priority`
     says of a request how important it is: "low", "normal", "high", or any whole number, more for more important.
     `exempt` are paths that always pass, by default those of health checks (`HEALTH_CHECKS`); one that ends in `/*`
     means all below it. What is given takes the place of the default: `exempt=[*Shedding.HEALTH_CHECKS, "/metrics"]`.

@@ -49,6 +49,7 @@ class MemoryCache:
         require("ttl_s", self.ttl_s, least=0.001, most=86_400)
 
     def open_answers(self) -> MemoryAnswers:
+        """For onefold: the cache itself."""
         return MemoryAnswers(self)
 
 

@@ -30,7 +30,8 @@ claimed_event: Final = lru_cache(maxsize=1024)(Claimed)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A request's answer was stored and committed together with its business rows, so many seconds after its claim."""
+    """A request's answer was stored and committed together with its business rows, `elapsed_s` after its claim.
+    `body_kept`: whether its body was small enough to be stored with it."""
 
     operation: str
     status: int

@@ -25,7 +25,7 @@ class LimitMoved:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A request waited for its turn, in vain or not."""
+    """A request waited for its turn; `entered` says whether it came."""
 
     waited_s: float
     priority: int

@@ -71,7 +71,9 @@ class LocalBroker:
         awaited: Awaited | None = None,
         news: News | None = None,
     ) -> None:
-        """`news` is shared by those that publish and those that consume over one database, in one process."""
+        """A message whose process was silent for `lease_s` is given to another. `awaited` is told of topics that are
+        subscribed to for the first time, whose events wait in the outbox. `news` is shared by those that publish and
+        those that consume over one database, in one process."""
         if not 0.1 <= lease_s <= 3600:
             raise ConfigurationError(f"lease_s={lease_s} must be between 0.1 and 3600")
         self._database = database

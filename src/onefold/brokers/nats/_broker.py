@@ -72,6 +72,11 @@ class NatsBroker:
         trim: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        """`servers` is one address or several of one cluster. `stream` is made where it is not there, with so many
+        `replicas` and a `duplicate_window_s` within which a message that comes twice is discarded. An event counts as
+        published when it is confirmed within `confirm_s`. A message that was not acknowledged is given out again after
+        `ack_wait_s`, which is renewed while it is being handled. `redelivery_s` is for how long the stream may give
+        a message out again: ledgers must remember for longer."""
         for field, value in (("confirm_s", confirm_s), ("ack_wait_s", ack_wait_s), ("redelivery_s", redelivery_s)):
             if value <= 0:
                 raise ConfigurationError(f"NatsBroker({field}={value!r}): must be greater than 0")
@@ -160,6 +165,7 @@ class NatsBroker:
                 await connection.close()
 
     def subject(self, topic: str) -> str:
+        """Where events of a topic are published."""
         return f"{self.prefix}.{topic}"
 
     def trims(self, config: StreamConfig) -> bool:
@@ -167,6 +173,7 @@ class NatsBroker:
         return is_ours(config) if self._trim is None else self._trim
 
     def unavailable(self, reason: object) -> BrokerUnavailable:
+        """The error that says so, without the password in the address."""
         return BrokerUnavailable(f"NATS at {', '.join(map(redact, self._servers))}: {reason or type(reason).__name__}")
 
     async def connect(self) -> NatsConnection:

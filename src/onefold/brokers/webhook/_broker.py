@@ -48,8 +48,10 @@ class WebhookBroker:
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         """`endpoints` is one URL for every topic, or the URLs of each topic (or pattern), or None: those in the
-        application's database, where they come and go at any time (`onefold endpoints`). Of several secrets each signs,
-        so that those who check can change from one to the next. `redelivery_s` is for how long the outbox may try
+        application's database, where they come and go at any time (`onefold endpoints`). `secret` is what signs, as
+        `whsec_...`; of several each signs, so that those who check can change from one to the next. `sender` makes the
+        requests, instead of httpx; at most `concurrency` at once, each with `confirm_s` for its answer. `wall_s` is the
+        clock that requests are signed by. `redelivery_s` is for how long the outbox may try
         again. `allow_private` lets the default sender connect to addresses of private networks and of this machine,
         which an endpoint that a customer has chosen must not reach."""
         require("concurrency", concurrency, least=1, most=1000)

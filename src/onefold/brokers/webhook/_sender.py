@@ -35,7 +35,7 @@ _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointAnswer:
-    """What an endpoint answered. Of a long body the beginning is enough."""
+    """What an endpoint answered: its `status` and its `headers`. Of a long body the beginning is enough."""
 
     status: int
     headers: Mapping[str, str]
@@ -48,12 +48,16 @@ class Sender(Protocol):
 
     async def __call__(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> EndpointAnswer: ...
+    ) -> EndpointAnswer:
+        """The answer to a request of this `method` to this `url`, with these `headers` and this `body`, as they are:
+        the signature is over them. It must end within `timeout_s`."""
+        ...
 
 
 class HttpxSender:
     """The default: a pool of connections of httpx. Certificates are checked, redirects are not followed, and what the
-    environment says of proxies is not read: to go through one, bring a sender."""
+    environment says of proxies is not read: to go through one, bring a sender. It has at most so many `connections`;
+    addresses of private networks and of this machine are refused unless `allow_private` says otherwise."""
 
     def __init__(self, connections: int = 20, *, allow_private: bool = False) -> None:
         limits = httpx.Limits(max_connections=connections)
@@ -65,6 +69,8 @@ class HttpxSender:
     async def __call__(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> EndpointAnswer:
+        """The answer to a request of this `method` to this `url`, with these `headers` and this `body`, within
+        `timeout_s`."""
         asked = {**headers, "accept-encoding": "identity"}
         try:
             async with self._client.stream(method, url, headers=asked, content=body, timeout=timeout_s) as response:

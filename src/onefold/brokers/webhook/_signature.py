@@ -45,7 +45,8 @@ def read_webhook(
     now_s: float | None = None,
     tolerance_s: float = 300.0,
 ) -> Message:
-    """The event in a webhook that onefold has sent. Raises MessageUnreadable as `verify_webhook` does."""
+    """The event in a webhook that onefold has sent: its `headers` and its `body`, as they came. Checks it first, with
+    `secret`, `now_s` and `tolerance_s`, and raises MessageUnreadable, as `verify_webhook` does."""
     verify_webhook(secret, headers, body, now_s=now_s, tolerance_s=tolerance_s)
     found = {name.lower(): value for name, value in headers.items()}
     if _media_type(found) != STRUCTURED:
@@ -63,8 +64,9 @@ def verify_webhook(
     now_s: float | None = None,
     tolerance_s: float = 300.0,
 ) -> None:
-    """Raises MessageUnreadable unless one of the secrets has signed this body, not longer than `tolerance_s` ago, and
-    the Idempotency-Key and the event's id, where there are some, are the id that was signed.
+    """Raises MessageUnreadable unless `secret`, or one of several, has signed this body, as its `headers` say, not
+    longer than `tolerance_s` before or after `now_s` (by default the clock's), and the Idempotency-Key and the event's
+    id, where there are some, are the id that was signed.
 
     `body` is the request's, byte for byte, before anything has read it as JSON."""
     require("tolerance_s", tolerance_s, most=86_400)

@@ -91,7 +91,7 @@ class SqlalchemyDatabase:
 
 
 class AsyncSqlalchemyDatabase:
-    """`SqlalchemyDatabase` for asyncio."""
+    """`SqlalchemyDatabase` for asyncio, over an `engine` of the application's own."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)

@@ -40,7 +40,7 @@ LONGEST_S = UNDO_S_MAX + 1.0
 
 
 class SqliteDatabase:
-    """One database file and its connections."""
+    """One database file (`path`) and its connections. A lock of others is waited for at most `busy_timeout_s`."""
 
     dialect = "sqlite"
 
@@ -180,7 +180,7 @@ class AsyncSqlite:
 
 
 def async_sqlite(path: str | Path, *, busy_timeout_s: float = 5.0) -> ThreadedDatabase[sqlite3.Connection, AsyncSqlite]:
-    """The same database for asyncio."""
+    """The same database for asyncio; `busy_timeout_s` as there."""
     database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s)
     return ThreadedDatabase(
         database,

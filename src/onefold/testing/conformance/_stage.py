@@ -39,8 +39,13 @@ class NotConforming(OnefoldError):
 class Outage(Protocol):
     """A server that can be taken away and brought back, as `PrivatePostgres` can."""
 
-    def kill(self) -> None: ...
-    def restart(self) -> None: ...
+    def kill(self) -> None:
+        """Take it away, at once."""
+        ...
+
+    def restart(self) -> None:
+        """Bring it back, with its data."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,7 @@ class Subject:
     """A driver under test, and what user code does with its handle. Async drivers give functions to await."""
 
     database: Database[Any] | AsyncDatabase[Any]
+    """What the driver makes, over an empty database or one with nothing of the suite's in it."""
     execute: Callable[[Any, str], Any]
     """Execute SQL on the handle."""
     nested: Callable[[Any, str, bool], Any]
@@ -57,11 +63,12 @@ class Subject:
     connections_max: int | None = None
     """How many connections the pool holds; None if it has no bound."""
     outage: Outage | None = None
+    """The database's server, for it to be killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One promise of the port: the flow keeps it or raises."""
+    """One promise of the port: the flow keeps it or raises. `applies` says to which drivers it does."""
 
     flow: FlowOn
     applies: Callable[[Subject], bool]
@@ -80,7 +87,7 @@ def on_postgres(subject: Subject) -> bool:
 
 
 class Stage:
-    """What a scenario sees of the driver."""
+    """What a scenario sees of the driver, the `subject`; `executor` has a connection of it."""
 
     def __init__(self, subject: Subject, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> None:
         self.subject = subject
@@ -91,7 +98,7 @@ class Stage:
         return Statement(in_dialect(self.subject.database.dialect, text), values)
 
     def insert(self, *ids: int, name: str | None = "ours") -> Statement:
-        """One statement that inserts these rows."""
+        """One statement that inserts these rows, under this `name`."""
         rows = ", ".join(f"({id_}, $1::text)" for id_ in ids)
         return self.sql(f"INSERT INTO onefold_conformance (id, name) VALUES {rows}", name)
 

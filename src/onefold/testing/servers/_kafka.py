@@ -30,7 +30,7 @@ class PrivateKafka(PrivateServer):
 
     Topics are made, with four partitions each, when they are first named; CreateTopics is not answered. Unlike the
     other private servers it asks for no password, as librdkafka's mock knows none: every account of the machine can
-    use it while it runs.
+    use it while it runs. The cluster has so many `brokers`.
     """
 
     def __init__(self, *, brokers: int = 3) -> None:

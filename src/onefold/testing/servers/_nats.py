@@ -33,6 +33,7 @@ class PrivateNats(PrivateServer):
 
     @property
     def url(self) -> str:
+        """Its address, password included."""
         return f"nats://{_USER}:{self._password}@{HOST}:{self.port}"
 
     def _furnish(self) -> None:

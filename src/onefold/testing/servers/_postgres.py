@@ -51,6 +51,7 @@ class PrivatePostgres(PrivateServer):
     """One PostgreSQL server of your own: `with PrivatePostgres() as server: connect(server.dsn)`.
 
     `fsync=False` loses nothing to `kill`: the page cache survives that, and only a power cut would tell.
+    `version` is the one that is wanted, `settings` are further lines of its postgresql.conf.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class PrivatePostgres(PrivateServer):
 
     @property
     def dsn(self) -> str:
+        """The address of its database `postgres`, password included."""
         return self._dsn_of("postgres")
 
     @property

@@ -65,7 +65,7 @@ class Launch:
 class PrivateServer:
     """What every private server can do. Its module says how it is furnished, launched, and known to be ready.
 
-    The ports are the same from `start` to `stop`; while the server is down, connecting is refused.
+    It has so many `ports`, which are the same from `start` to `stop`; while the server is down, connecting is refused.
     """
 
     def __init__(self, *, ports: int = 1) -> None:
@@ -139,10 +139,12 @@ class PrivateServer:
 
     @property
     def port(self) -> int:
+        """The first of them."""
         return self.ports[0]
 
     @property
     def ports(self) -> tuple[int, ...]:
+        """On loopback, from `start` on."""
         return tuple(int(placeholder.getsockname()[1]) for placeholder in self._started.placeholders)
 
     @property

@@ -48,6 +48,7 @@ class PrivateRabbitmq(PrivateServer):
 
     @property
     def url(self) -> str:
+        """Its address, password included."""
         return f"amqp://{_USER}:{self._password}@{HOST}:{self.port}/"
 
     def _furnish(self) -> None:

@@ -20,6 +20,7 @@ class PrivateValkey(PrivateServer):
 
     @property
     def url(self) -> str:
+        """Its address, password included."""
         return f"redis://:{self._password}@{HOST}:{self.port}/0"
 
     def _furnish(self) -> None:

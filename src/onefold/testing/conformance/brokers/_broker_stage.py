@@ -59,7 +59,7 @@ class BrokerSubject:
 
 @dataclass(frozen=True, slots=True)
 class BrokerScenario:
-    """One promise of the port: the coroutine keeps it or raises."""
+    """One promise of the port: the coroutine (`play`) keeps it or raises. `applies` says to which brokers it does."""
 
     play: ScenarioOn
     applies: Callable[[BrokerSubject], bool]
@@ -70,7 +70,8 @@ class BrokerScenario:
 
 @dataclass(slots=True)
 class BrokerStage:
-    """What a scenario sees of the broker: open brokers, subscriptions, and names of their own."""
+    """What a scenario sees of the broker, the `subject`: open brokers, subscriptions, and names of their own, which
+    begin with `name`. `exits` closes them."""
 
     subject: BrokerSubject
     exits: AsyncExitStack
@@ -84,7 +85,7 @@ class BrokerStage:
         return broker
 
     async def subscribe(self, broker: Broker, *topics: str, consumer: str = "billing") -> Subscription:
-        """A subscription under this name, or one for this scenario only."""
+        """A subscription under this name (`consumer`), of this scenario only."""
         subscription = await broker.subscribe(f"{self.name}.{consumer}", [self.topic(topic) for topic in topics])
         self.exits.push_async_callback(subscription.close)
         return subscription
@@ -95,11 +96,12 @@ class BrokerStage:
         return broker, await self.subscribe(broker, *topics)
 
     def topic(self, name: str = "orders") -> str:
+        """A topic of this scenario only."""
         return f"{self.name}.{name}"
 
     def message(self, number: int = 0, *, topic: str = "orders") -> Message:
-        """A message that is told from all others by its id and its data. Each has a key of its own: some brokers hold
-        back a key while a message of it is not settled."""
+        """A message on this `topic` that is told from all others by its id and its data. Each has a key of its own:
+        some brokers hold back a key while a message of it is not settled."""
         name = str(uuid.uuid4())
         return Message(
             id=name,
@@ -112,6 +114,7 @@ class BrokerStage:
         )
 
     def messages(self, count: int, *, topic: str = "orders") -> list[Message]:
+        """So many of them, on this `topic`."""
         return [self.message(number, topic=topic) for number in range(count)]
 
     async def publish(self, broker: Broker, *messages: Message) -> None:
