@@ -169,7 +169,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         if (wake := self._make_wake()) is not None:
             self._outbox.committed.append(wake)
         self._consumers, self._recurring, self._published = [], [], []
-        self._broker, self._news = broker, News()
+        self._broker, self._news, self._natural = broker, News(), natural_writes()
         self._ledger = LedgerReaper(self._database.dialect)
         self._begin_activity(activity)
 
@@ -337,7 +337,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
         new = self._outbox.new_buffer
-        return OwnedTransaction(executor, new, self._sessions, natural_writes, development=self._development)
+        return OwnedTransaction(executor, new, self._sessions, self._natural, development=self._development)
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind

@@ -73,7 +73,7 @@ class RequestGuard:
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
-    natural: Callable[[], NaturalWrites] = natural_writes
+    natural: Callable[[], NaturalWrites] = field(default_factory=natural_writes)
     conditional: ConditionalUse = field(default_factory=ConditionalUse)
     decorated: bool = False
     """Whether the handlers of its routes are decorated: those note by themselves that they were reached."""

@@ -47,9 +47,7 @@ def hash_parts(parts: tuple[Part, ...], hashed: blake2b, where: str) -> blake2b:
     """The hash, with the parts in it. `where` is what their errors name."""
     for number, part in enumerate(parts, start=1):
         kind, content = _encode(where, number, part)
-        hashed.update(kind)
-        hashed.update(len(content).to_bytes(_LENGTH_BYTES, "big"))
-        hashed.update(content)
+        hashed.update(kind + len(content).to_bytes(_LENGTH_BYTES, "big") + content)
     return hashed
 
 

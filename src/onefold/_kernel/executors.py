@@ -12,10 +12,10 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Publish, Row, Statement
-from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database, Queryable
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.thread_hooks import ThreadHook
 from onefold.errors import ProgrammerError, StoreError
@@ -84,8 +84,9 @@ class ThreadExecutor(Generic[H]):
         return self.connection.fetch(statement)
 
     def query(self, statement: HandlerStatement) -> NamedRows:
-        answer: NamedRows = _queryable(self.connection).query(statement)
-        return answer
+        connection: Any = self._connection or self.connection
+        query: Callable[..., NamedRows] | None = getattr(connection, "query", None)
+        return (query or _no_queries(connection))(statement)
 
     @property
     def dialect(self) -> str:
@@ -185,10 +186,8 @@ class TaskExecutor(Generic[H]):
     def on_this_thread(self) -> Connection[Any] | None:
         """The connection for a plain `def`, which has a thread of its own while the request is a task: used there like
         its handle, without asking the loop, which may be waiting for that thread. None: it is the loop's only."""
-        if runs_a_loop():
-            return None
-        connection: Connection[Any] | None = getattr(self.connection, "on_this_thread", None)
-        return connection
+        connection: Connection[Any] | None = getattr(self._connection or self.connection, "on_this_thread", None)
+        return None if connection is None or runs_a_loop() else connection
 
     @property
     def is_awaited(self) -> bool:
@@ -201,9 +200,10 @@ class TaskExecutor(Generic[H]):
     def fetch(self, statement: Statement) -> Coroutine[Any, Any, list[Row]]:
         return (self._connection or self.connection).fetch(statement)
 
-    async def query(self, statement: HandlerStatement) -> NamedRows:
-        answer: NamedRows = await _queryable(self.connection).query(statement)
-        return answer
+    def query(self, statement: HandlerStatement) -> Coroutine[Any, Any, NamedRows]:
+        connection: Any = self._connection or self.connection
+        query: Callable[..., Coroutine[Any, Any, NamedRows]] | None = getattr(connection, "query", None)
+        return (query or _no_queries(connection))(statement)
 
     @property
     def dialect(self) -> str:
@@ -344,12 +344,9 @@ async def run_on(database: AsyncDatabase[Any], flow: Flow[T], broker: AsyncExecu
     return result
 
 
-def _queryable(connection: Any) -> Queryable:
-    # Not by isinstance: what is asked of a Protocol there costs as much as all else of a natural write.
-    if not hasattr(connection, "query"):
-        raise ProgrammerError(_NO_QUERIES.format(type(connection).__qualname__))
-    queryable: Queryable = connection
-    return queryable
+def _no_queries(connection: object) -> NoReturn:
+    """Not every connection is `Queryable`."""
+    raise ProgrammerError(_NO_QUERIES.format(type(connection).__qualname__))
 
 
 def runs_a_loop() -> bool:

@@ -10,7 +10,7 @@ nothing is abandoned here.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
@@ -18,55 +18,48 @@ from onefold._kernel.ports import Connection
 from onefold._kernel.runners import run, run_async
 from onefold.errors import ProgrammerError, TransactionMisused
 
-#: So many calls are remembered until they were awaited: a loop that awaits each needs one.
-_PENDING_MAX: Final = 1000
 
+class InsideCalls(dict["PendingCall", None]):
+    """The calls of one transaction that were not awaited yet, in their order."""
 
-class InsideCalls:
-    """The calls of one transaction."""
-
-    __slots__ = ("_pending",)
-
-    def __init__(self) -> None:
-        self._pending: list[PendingCall] = []
-
-    def perform(
-        self, executor: ThreadExecutor[Any] | TaskExecutor[Any], call: str, make: Callable[[], Flow[Any]]
-    ) -> Any:
-        """What the flow answers; on asyncio to be awaited. `call` is what its user has written."""
-        if isinstance(executor, ThreadExecutor):
-            return run(make(), _keep(executor))
-        own = executor.on_this_thread()
-        if own is not None:
-            return run(make(), _keep(_OnConnection(own)))
-        pending = PendingCall(call, lambda: run_async(make(), _keep(executor)))
-        if len(self._pending) >= _PENDING_MAX:
-            self._pending = [other for other in self._pending if not other.begun]
-        self._pending.append(pending)
-        return pending
+    __slots__ = ()
 
     def check_end(self) -> None:
-        """Raises TransactionMisused where one was not awaited."""
-        for pending in self._pending:
-            if not pending.begun:
-                raise TransactionMisused(
-                    f"{pending.call} was not awaited, and so has done nothing; nothing was committed. Write `await "
-                    f"{pending.call}`"
-                )
+        """Raises TransactionMisused where there is one."""
+        for pending in self:
+            raise TransactionMisused(
+                f"{pending.call} was not awaited, and so has done nothing; nothing was committed. Write `await "
+                f"{pending.call}`"
+            )
+
+
+def perform(
+    asked: InsideCalls,
+    executor: ThreadExecutor[Any] | TaskExecutor[Any],
+    call: str,
+    make: Callable[[], Flow[Any]],
+) -> Any:
+    """What the flow answers; on asyncio to be awaited. `call` is what its user has written."""
+    if isinstance(executor, ThreadExecutor):
+        return run(make(), executor, keeps=True)
+    own = executor.on_this_thread()
+    if own is not None:
+        return run(make(), _OnConnection(own), keeps=True)
+    pending = _InsideCall(call, make, executor, asked)
+    asked[pending] = None
+    return pending
 
 
 class PendingCall:
     """What is awaited. Used as if it were the answer, it says what is missing."""
 
-    __slots__ = ("_make", "begun", "call")
+    __slots__ = ("_make", "call")
 
     def __init__(self, call: str, make: Callable[[], Flow[Any]]) -> None:
         self.call = call
         self._make = make
-        self.begun = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        self.begun = True
         return self._make().__await__()
 
     def _refuse(self) -> NoReturn:
@@ -84,6 +77,28 @@ class PendingCall:
         self._refuse()
 
 
+class _InsideCall(PendingCall):
+    """One that its transaction waits for."""
+
+    __slots__ = ("_asked", "_executor")
+
+    def __init__(
+        self, call: str, make: Callable[[], Flow[Any]], executor: TaskExecutor[Any], asked: InsideCalls
+    ) -> None:
+        self.call = call
+        self._make = make
+        self._executor = executor
+        self._asked = asked
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self._asked.pop(self, None)
+        return run_async(self._make(), self._executor, keeps=True).__await__()
+
+    def forget(self) -> None:
+        """It is refused: nothing more is to be told of it."""
+        self._asked.pop(self, None)
+
+
 class _OnConnection(ThreadExecutor[Any]):
     """For a plain `def` that may use the connection of a task on its own thread."""
 
@@ -91,26 +106,6 @@ class _OnConnection(ThreadExecutor[Any]):
 
     def __init__(self, connection: Connection[Any]) -> None:
         self._connection = connection
-
-
-def _keep(executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> Any:
-    """The executor, whose connection stays whatever interrupts."""
-    return _WithoutAbandoning(executor)
-
-
-class _WithoutAbandoning:
-    """Stands before an executor."""
-
-    __slots__ = ("_executor",)
-
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-    def abandon(self) -> None:
-        """Nothing: see above."""
 
 
 class Exclusive:
@@ -124,8 +119,8 @@ class Exclusive:
 
     def __enter__(self) -> None:
         entered = self._enter()
-        if isinstance(entered, PendingCall):
-            entered.begun = True  # it is told here, and not once more at the end
+        if isinstance(entered, _InsideCall):
+            entered.forget()  # it is told here, and not once more at the end
             raise ProgrammerError(
                 f"this transaction belongs to asyncio: write `async with {self._call}`, in an `async def`"
             )
@@ -135,7 +130,7 @@ class Exclusive:
 
     async def __aenter__(self) -> None:
         entered = self._enter()
-        if not isinstance(entered, PendingCall):
+        if not isinstance(entered, _InsideCall):
             raise ProgrammerError(f"this transaction belongs to a thread: write `with {self._call}`")
         await entered
 

@@ -240,6 +240,11 @@ class NaturalWrites(Protocol):
     """Makes flows of what a transaction is asked for: see `_natural/writes.py`. Wrong arguments are refused by the call
     itself, before anything is executed."""
 
+    @property
+    def tables(self) -> Mapping[str, WritableTable]:
+        """Those that were asked for before."""
+        ...
+
     def table(self, name: str, dialect: str) -> WritableTable:
         """The table of this name, written in SQL."""
         ...
@@ -260,10 +265,10 @@ class NaturalWrites(Protocol):
         or_nothing: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
     ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
     def lock_row(
-        self, table: WritableTable, *, where: Mapping[str, Any], dialect: str, part: int
+        self, table: WritableTable, *, where: Mapping[str, Any], dialect: str, part: Callable[[], int]
     ) -> Callable[[], Flow[Any]]: ...
     def exclusive(
-        self, dialect: str, parts: tuple[Any, ...], *, wait_s: float, part: int, writing: bool
+        self, dialect: str, parts: tuple[Any, ...], *, wait_s: float, part: Callable[[], int], writing: bool
     ) -> Callable[[], Flow[None]]: ...
 
 

@@ -17,8 +17,8 @@ from onefold.errors import ProgrammerError
 T = TypeVar("T")
 
 
-def run(flow: Flow[T], executor: Executor) -> T:
-    """Run a flow to its end on this thread."""
+def run(flow: Flow[T], executor: Executor, *, keeps: bool = False) -> T:
+    """Run a flow to its end on this thread. With `keeps` the connection is another's, and stays whatever interrupts."""
     resume: Any = flow.send
     answer: Any = None
     while True:
@@ -34,13 +34,14 @@ def run(flow: Flow[T], executor: Executor) -> T:
         except Exception as error:
             resume, answer = flow.throw, error if isinstance(effect, Effect) else _not_an_effect(effect)
         except BaseException:
-            executor.abandon()
+            if not keeps:
+                executor.abandon()
             flow.close()
             raise
 
 
-async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
-    """Run a flow to its end on the running loop."""
+async def run_async(flow: Flow[T], executor: AsyncExecutor, *, keeps: bool = False) -> T:
+    """Run a flow to its end on the running loop. `keeps`: see `run`."""
     resume: Any = flow.send
     answer: Any = None
     while True:
@@ -56,7 +57,8 @@ async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
         except Exception as error:
             resume, answer = flow.throw, error if isinstance(effect, Effect) else _not_an_effect(effect)
         except BaseException:
-            executor.abandon()
+            if not keeps:
+                executor.abandon()
             flow.close()
             raise
 

@@ -16,11 +16,12 @@ from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Batch, BatchItem, Fetch, Flow, Statement
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.inside_calls import Exclusive, InsideCalls
+from onefold._kernel.inside_calls import Exclusive, InsideCalls, perform
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
+from onefold._kernel.whole_flows import run_in_part, run_or_doom
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class Transaction(Generic[H]):
         which have a unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or
         these columns, must be the same where it is there, else RowDiffers; "tell": that is told as an outcome.
         """
-        natural, into = self._natural_writes(), self._table(table)
+        natural, into = self._natural_table(table)
         make = natural.insert_once(into, values, on=on, compare=compare, among=among)
         return self._perform("tx.insert_once(...)", make)
 
@@ -241,7 +242,7 @@ class Transaction(Generic[H]):
         `version` names a column that counts the moves; with `expected_version` the row is moved only where it has that
         one. `also`: values for other columns, written with the move and only then.
         """
-        natural, moved = self._natural_writes(), self._table(table)
+        natural, moved = self._natural_table(table)
         make = natural.transition(
             moved, where=where, state=state, come_from=come_from, to=to, version=version,
             expected_version=expected_version, also=also,
@@ -263,8 +264,8 @@ class Transaction(Generic[H]):
         """Insert an entry once, and add to a balance if this call has inserted it: what `balance = balance + 100` needs
         to be retried. `values`: the entry, and `on` its id. `add`: numbers by column of the row `where` in the table
         `balance`. Another payload under the same id is RowDiffers, unless `compare` says otherwise."""
-        natural, entries = self._natural_writes(), self._table(table)
-        balances = None if balance is None else self._table(balance)
+        natural, entries = self._natural_table(table)
+        balances = None if balance is None else self._natural_table(balance)[1]
         make = natural.ledger_entry(
             entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
             dialect=self._executor.dialect, in_part=self._in_part, or_nothing=self._or_nothing,
@@ -276,9 +277,8 @@ class Transaction(Generic[H]):
     def lock_row(self, table: Any, *, where: Mapping[str, Any]) -> Any:
         """The row of `table` that `where` names, as it is now, locked until COMMIT or ROLLBACK; with AsyncOnefold to be
         awaited. None: there is none, and until then no other transaction that asks for it this way gets an answer."""
-        natural, found = self._natural_writes(), self._table(table)
-        number = self._all_savepoints().take_number()
-        make = natural.lock_row(found, where=where, dialect=self._executor.dialect, part=number)
+        natural, found = self._natural_table(table)
+        make = natural.lock_row(found, where=where, dialect=self._executor.dialect, part=self._take_part)
         return self._perform("tx.lock_row(...)", make)
 
     def exclusive(self, *key: Part, wait_s: float = 5.0) -> Exclusive:
@@ -286,8 +286,8 @@ class Transaction(Generic[H]):
         of `derive`, and their order matters. The lock stays until COMMIT or ROLLBACK, not until the end of the block;
         StoreBusy where it is not had within `wait_s`."""
         natural = self._natural_writes()
-        number, writing = self._all_savepoints().take_number(), self._begun or self._handed
-        make = natural.exclusive(self._executor.dialect, key, wait_s=wait_s, part=number, writing=writing)
+        writing, dialect = self._begun or self._handed, self._executor.dialect
+        make = natural.exclusive(dialect, key, wait_s=wait_s, part=self._take_part, writing=writing)
         return Exclusive("tx.exclusive(...)", functools.partial(self._perform, "tx.exclusive(...)", make))
 
     def after_commit(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -308,14 +308,17 @@ class Transaction(Generic[H]):
         self._pending.add_hook(due, self._executor.as_asked_here(call))
 
     def _natural_writes(self) -> NaturalWrites:
-        self._check()
+        if self._over is not None or self._savepoints is not None:
+            self._check()
         if self._natural is None:
             raise ProgrammerError("this transaction was not opened by Onefold or AsyncOnefold: it knows no tables")
         return self._natural()
 
-    def _table(self, given: object) -> WritableTable:
-        if isinstance(given, str):
-            return self._natural_writes().table(given, self._executor.dialect)
+    def _natural_table(self, given: object) -> tuple[NaturalWrites, WritableTable]:
+        natural = self._natural_writes()
+        if type(given) is str:
+            known = natural.tables
+            return natural, known[given] if given in known else natural.table(given, self._executor.dialect)
         if self._sessions is None:
             raise ProgrammerError(
                 f"table {given!r:.80} must be the name of a table. A Table or a mapped class is for Onefold with a "
@@ -323,20 +326,23 @@ class Transaction(Generic[H]):
             )
         executor = self._executor
         here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
-        return self._sessions.table(self, given, _call if here else executor.blocking)
+        return natural, self._sessions.table(self, given, _call if here else executor.blocking)
 
     def _perform(self, call: str, make: Callable[[], Flow[Any]], *, begins: bool = True) -> Any:
         """Run a flow inside of it; on asyncio to be awaited."""
-        self._check()
-        self._check_awaited(call)
+        if self._over is not None:
+            self._check()
+        if self._in_plain_def:
+            self._check_awaited(call)
         self._touched = True
         if self._calls is None:
             self._calls = InsideCalls()
-        return self._calls.perform(self._executor, call, functools.partial(self._unless_misused, make, begins))
+        return perform(self._calls, self._executor, call, functools.partial(self._unless_misused, make, begins))
 
     async def _unless_misused(self, make: Callable[[], Flow[Any]], begins: bool) -> Any:
         """What has written more than it may is never committed, also where its user goes on."""
-        self._check()
+        if self._over is not None or self._savepoints is not None:
+            self._check()
         try:
             answer = await make()
         except TransactionMisused as error:
@@ -345,15 +351,14 @@ class Transaction(Generic[H]):
         self._begun = self._begun or begins
         return answer
 
-    async def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Any:
-        from onefold._kernel.whole_flows import run_or_doom
+    def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
+        return run_or_doom(self._all_savepoints, make)
 
-        return await run_or_doom(self._all_savepoints(), make)
+    def _in_part(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
+        return run_in_part(self.savepoint(), self._executor, make)
 
-    async def _in_part(self, make: Callable[[], Flow[Any]]) -> Any:
-        from onefold._kernel.whole_flows import run_in_part
-
-        return await run_in_part(self.savepoint(), self._executor, make)
+    def _take_part(self) -> int:
+        return self._all_savepoints().take_number()
 
     def _all_savepoints(self) -> Savepoints:
         if self._savepoints is None:

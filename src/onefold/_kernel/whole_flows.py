@@ -17,7 +17,7 @@ _HALF_DONE = (
 )
 
 
-async def run_or_doom(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> Any:
+async def run_or_doom(savepoints: Callable[[], Savepoints], make: Callable[[], Flow[Any]]) -> Any:
     """Run a flow as a whole, or nothing of the transaction is committed. The server has aborted it where it refused a
     statement. What a driver refuses, the server has not seen, and what is interrupted (a time-out, a cancellation) may
     be half done: then the transaction is doomed."""
@@ -30,10 +30,10 @@ async def run_or_doom(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> 
             await Query(HandlerStatement("SELECT 1"))
         except Exception:
             raise error from None
-        savepoints.doom(_HALF_DONE.format(why=error))
+        savepoints().doom(_HALF_DONE.format(why=error))
         raise
     except BaseException:
-        savepoints.doom(_HALF_DONE.format(why="it was interrupted"))
+        savepoints().doom(_HALF_DONE.format(why="it was interrupted"))
         raise
 
 

@@ -54,12 +54,13 @@ def check_table(name: str) -> tuple[str, ...]:
 
 
 def check_values(call: str, setting: str, given: object, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """Values by column."""
-    if not isinstance(given, Mapping) or not (given or may_be_empty):
+    """Values by column, not to be changed."""
+    values = given if isinstance(given, dict) else dict(given) if isinstance(given, Mapping) else None
+    if values is None or not (values or may_be_empty):
         raise ProgrammerError(f"{call}: {setting}={given!r:.80} must be values by column, as {{'id': order_id}}")
-    if len(given) > COLUMNS_MAX:
-        raise ProgrammerError(f"{call}: {setting} has {len(given)} columns; there may be {COLUMNS_MAX}")
-    return dict(given)
+    if len(values) > COLUMNS_MAX:
+        raise ProgrammerError(f"{call}: {setting} has {len(values)} columns; there may be {COLUMNS_MAX}")
+    return values
 
 
 def check_key(call: str, setting: str, key: Mapping[str, Any]) -> None:
@@ -76,6 +77,8 @@ def check_numbers(call: str, setting: str, numbers: Mapping[str, Any]) -> None:
     """What can be added and taken away again. SQLite stores NULL for NaN, and adds 0 for text that is no number."""
     check_key(call, setting, numbers)
     for column, number in numbers.items():
+        if number.__class__ is int:
+            continue
         is_text = isinstance(number, str | bytes | bytearray)
         is_finite = not isinstance(number, float | Decimal) or Decimal(number).is_finite()
         if is_text or not is_finite:
@@ -93,9 +96,9 @@ def check_columns(call: str, setting: str, given: object) -> tuple[str, ...]:
     return columns
 
 
-def check_among(call: str, among: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_among(call: str, among: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """What holds for the rows of a partial index. It is written into the statement: Postgres finds the index by it."""
-    conditions = {} if among is None else check_values(call, "among", among)
+    conditions = dict(check_values(call, "among", among))
     for column, value in conditions.items():
         plain = _PLAIN_TEXT.fullmatch(value) if isinstance(value, str) else value is None or isinstance(value, int)
         if not plain:

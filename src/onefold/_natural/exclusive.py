@@ -12,6 +12,7 @@ out and refuses one, SQLite ends the wait. Both say so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
 
@@ -38,10 +39,11 @@ def lock_number(parts: tuple[Part, ...]) -> int:
     return int.from_bytes(hashed.digest(), "big", signed=True)
 
 
-async def lock(sql: NaturalDialect, parts: tuple[Part, ...], wait_s: float, *, part: int, writing: bool) -> None:
-    """Have the lock, within that time. `part` is the number of a savepoint; `writing` says that the transaction has
-    written, and so has SQLite's write lock already."""
-    number = lock_number(parts)
+async def lock(
+    sql: NaturalDialect, parts: tuple[Part, ...], number: int, wait_s: float, *, part: Callable[[], int], writing: bool
+) -> None:
+    """Have the lock with this number, within that time. `part` gives the number of a savepoint; `writing` says that
+    the transaction has written, and so has SQLite's write lock already."""
     if sql.ONE_WRITER:
         if not writing:
             await _ask_again(sql, parts, number, wait_s)
@@ -49,7 +51,7 @@ async def lock(sql: NaturalDialect, parts: tuple[Part, ...], wait_s: float, *, p
         return
     [(had,)] = await Fetch(sql.try_lock(number))
     if not had:
-        await _await(sql, parts, number, wait_s, part)
+        await _await(sql, parts, number, wait_s, part())
 
 
 async def _await(sql: NaturalDialect, parts: tuple[Part, ...], number: int, wait_s: float, part: int) -> None:

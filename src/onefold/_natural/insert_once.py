@@ -14,64 +14,57 @@ here the order is the other way round.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from onefold._kernel.table_writes import FindRow, FoundRow, InsertUnlessThere, WritableTable
+from onefold._kernel.table_writes import FoundRow, WritableTable
 from onefold._kernel.write_results import Inserted, InsertOutcome
+from onefold._natural.plans import InsertPlan
 from onefold.errors import RowDiffers, SerializationFailed, TransactionMisused
 
 #: How often a row is inserted that is gone again when it is looked for.
 TRIES_MAX: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What is compared with a row that is there."""
-
-    columns: tuple[str, ...]
-    tells: bool
-    """Whether other values are told as an outcome; else they are RowDiffers."""
-
-
-async def insert_once(table: WritableTable, insert: InsertUnlessThere, comparison: Comparison | None) -> Inserted[Any]:
+async def insert_once(table: WritableTable, plan: InsertPlan, values: tuple[Any, ...]) -> Inserted[Any]:
     """The row under this key, made by this call or by an earlier one."""
+    find = plan.find
     for _ in range(TRIES_MAX):
-        made = await table.perform(insert)
+        made = await table.perform(plan.insert, values)
         if made:
-            if not made[0].answers[0]:
+            row, [is_indexed] = made[0]
+            if not is_indexed:
                 raise TransactionMisused(
-                    f"tx.insert_once: {table.name} has stored the row with {_describe(insert.key)} where its unique "
-                    f"index on ({', '.join(insert.on)}) does not keep it single: with NULL in the key, or not among "
-                    f"those with {dict(insert.among)!r:.200}. A default, a trigger or the driver has made it so. "
+                    f"tx.insert_once: {table.name} has stored the row with {_describe(plan.key(values))} where its "
+                    f"unique index on ({', '.join(plan.on)}) does not keep it single: with NULL in the key, or not "
+                    f"among those with {dict(plan.among)!r:.200}. A default, a trigger or the driver has made it so. "
                     "Nothing of the transaction is kept: give the values that the index is of"
                 )
-            return Inserted(made[0].row, InsertOutcome.CREATED)
-        compare = {} if comparison is None else {column: insert.values[column] for column in comparison.columns}
-        found = await table.perform(FindRow(key=insert.key, among=insert.among, compare=compare))
+            return Inserted(row, InsertOutcome.CREATED)
+        found = await table.perform(find, values)
         if found:
-            return _judge(table, insert, comparison, found[0])
+            return _judge(table, plan, values, found[0])
         # By the types of the key from now on: the index may have rounded or cut what it was given.
-        insert = replace(insert, compared=tuple({*insert.compared, *insert.on}))
+        find = table.prepare(replace(plan.look, as_stored=True))
     raise SerializationFailed(
-        f"{table.name}: a row with {_describe(insert.key)} could neither be inserted nor read, {TRIES_MAX} times: it "
-        "is inserted and deleted elsewhere at this moment, or a row security policy or a trigger hides it"
+        f"{table.name}: a row with {_describe(plan.key(values))} could neither be inserted nor read, {TRIES_MAX} "
+        "times: it is inserted and deleted elsewhere at this moment, or a row security policy or a trigger hides it"
     )
 
 
-def _judge(
-    table: WritableTable, insert: InsertUnlessThere, comparison: Comparison | None, found: FoundRow
-) -> Inserted[Any]:
+def _judge(table: WritableTable, plan: InsertPlan, values: tuple[Any, ...], found: FoundRow) -> Inserted[Any]:
+    comparison = plan.comparison
+    row, answers = found
     if comparison is None:
-        return Inserted(found.row, InsertOutcome.EXISTING)
-    differing = tuple(column for column, is_same in zip(comparison.columns, found.answers, strict=True) if not is_same)
-    if not differing:
-        return Inserted(found.row, InsertOutcome.SAME)
+        return Inserted(row, InsertOutcome.EXISTING)
+    if all(answers):
+        return Inserted(row, InsertOutcome.SAME)
+    differing = tuple(column for column, is_same in zip(comparison.columns, answers, strict=True) if not is_same)
     if comparison.tells:
-        return Inserted(found.row, InsertOutcome.DIFFERENT, differing)
+        return Inserted(row, InsertOutcome.DIFFERENT, differing)
     error = RowDiffers(
-        f"{table.name} has another row under {_describe(insert.key)}: it differs in {', '.join(differing)}. The same "
-        "key with another payload is another request, or a mistake: nothing was written"
+        f"{table.name} has another row under {_describe(plan.key(values))}: it differs in {', '.join(differing)}. The "
+        "same key with another payload is another request, or a mistake: nothing was written"
     )
     error.columns = differing
     raise error

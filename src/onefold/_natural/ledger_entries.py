@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from onefold._kernel.effects import Flow
-from onefold._kernel.table_writes import AddTo, InsertUnlessThere, WritableTable
+from onefold._kernel.table_writes import WritableTable
 from onefold._kernel.write_results import Entered
-from onefold._natural.insert_once import Comparison, insert_once
+from onefold._natural.insert_once import insert_once
+from onefold._natural.plans import AddPlan, InsertPlan
 from onefold.errors import TransactionMisused
 
 #: Runs a flow that must not stay half done.
@@ -27,21 +28,24 @@ Whole: TypeAlias = Callable[[Callable[[], Flow[Any]]], Flow[Any]]
 
 async def enter(
     entries: WritableTable,
-    insert: InsertUnlessThere,
-    comparison: Comparison | None,
+    entry: InsertPlan,
+    entered: tuple[Any, ...],
     balances: WritableTable | None,
-    addition: AddTo | None,
+    addition: AddPlan | None,
+    added: tuple[Any, ...],
 ) -> Entered[Any]:
     """Make the entry, and move the balance if it was made by this call."""
-    entry, created = await insert_once(entries, insert, comparison)
+    row, created = await insert_once(entries, entry, entered)
     moved = None
     if created and balances is not None and addition is not None:
-        rows = await balances.perform(addition)
+        rows = await balances.perform(addition.add, added)
         if len(rows) != 1:
+            shape = addition.shape
+            key = dict(zip(shape.key, added[len(shape.add) :], strict=True))
             raise TransactionMisused(
-                f"tx.ledger_entry: {dict(addition.key)!r:.200} stands for {len(rows)} rows of {balances.name} whose "
-                f"{', '.join(addition.add)} can be added to, not for one. Nothing of the transaction is kept: insert "
+                f"tx.ledger_entry: {key!r:.200} stands for {len(rows)} rows of {balances.name} whose "
+                f"{', '.join(shape.add)} can be added to, not for one. Nothing of the transaction is kept: insert "
                 "the row of the balance first (tx.insert_once), with numbers instead of NULL, and name it by its key"
             )
-        moved = rows[0].row
-    return Entered(entry=entry, created=created, balance=moved)
+        moved, _ = rows[0]
+    return Entered(entry=row, created=created, balance=moved)

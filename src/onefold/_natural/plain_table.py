@@ -3,12 +3,18 @@
 Every statement answers with its rows, by RETURNING or by SELECT. A row count is never believed: MySQL's tells how many
 rows were changed, not how many were found, triggers and rules change it on other databases, and an UPDATE that
 changes nothing has one too.
+
+Where values are compared by the types of their columns, these are asked for once and stand in the statement, together
+with the question whether they are still the same: a column may be altered, and the same name may stand for another
+table where another transaction has another search_path. Where they are not, they are asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, final
 
 from onefold._kernel.effects import HandlerStatement, Query
 from onefold._kernel.table_writes import (
@@ -19,148 +25,180 @@ from onefold._kernel.table_writes import (
     HashKey,
     InsertUnlessThere,
     MoveState,
+    MoveValues,
     Write,
 )
 from onefold._natural.argument_checks import check_name, check_table
 from onefold._natural.sql.natural_dialect import ColumnType, NaturalDialect, quote, read_types
-from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
+from onefold.errors import OnefoldError, ProgrammerError, SchemaMissing, SerializationFailed, StatementRefused
 
-_UNKNOWN = ColumnType()
+_UNKNOWN: Final = ColumnType()
+
+_Types: TypeAlias = Mapping[str, ColumnType]
+_Arrange: TypeAlias = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlainStatement:
+    """A write in SQL."""
+
+    sql: str
+    answers: int
+    """How many columns stand in front of the row, and answer what was asked beside it."""
+    arrange: _Arrange | None = None
+    """The values as the statement has them; None: as they are."""
+    write: Write | None = None
+
+
+@dataclass(slots=True)
+class TypedFind:
+    """A look that compares by the types of columns, and the statement, once these are known."""
+
+    find: FindRow
+    columns: tuple[str, ...]
+    known: PlainStatement | None = None
 
 
 class PlainTable:
-    """Implements `WritableTable`, for one call."""
+    """Implements `WritableTable`, for all transactions with one database."""
 
-    __slots__ = ("_sql", "_table", "_types", "name")
+    __slots__ = ("_sql", "_table", "name", "plans")
 
     def __init__(self, name: str, sql: NaturalDialect) -> None:
         self.name = name
         self._table = ".".join(quote(part) for part in check_table(name))
         self._sql = sql
-        #: The types of columns, as far as they are known.
-        self._types: Mapping[str, ColumnType] = {}
+        self.plans: dict[Any, Any] = {}
 
     def check_columns(self, columns: tuple[str, ...]) -> None:
         for column in columns:
             check_name(column, f"column of {self.name}:")
 
-    async def perform(self, write: Write) -> list[FoundRow]:
-        try:
-            match write:
-                case InsertUnlessThere():
-                    return await self._insert(write)
-                case FindRow():
-                    return await self._find(write)
-                case HashKey(key):
-                    return await self._hash(key)
-                case MoveState():
-                    return await self._move(write)
-                case FindState(move):
-                    return await self._find_state(move)
-                case AddTo():
-                    return await self._add(write)
-        except SchemaMissing as error:
-            raise ProgrammerError(f"table {self.name}, or a column of it, is not there: {error.__cause__}") from error
-        except StatementRefused as error:
-            if isinstance(write, InsertUnlessThere) and self._sql.is_no_key(error):
-                raise _no_key(self.name, write, error) from error
-            raise
+    def prepare(self, write: Write) -> PlainStatement | TypedFind:
+        match write:
+            case InsertUnlessThere():
+                return self._insert(write)
+            case FindRow():
+                columns = (*write.compare, *write.key) if write.as_stored else write.compare
+                return TypedFind(write, columns) if columns and self._sql.ASKS_TYPES else self._find(write)
+            case HashKey(key):
+                return self._hash(key)
+            case MoveState():
+                return self._move(write)
+            case FindState(move):
+                return self._find_state(move)
+            case AddTo():
+                return self._add(write)
 
-    async def _insert(self, write: InsertUnlessThere) -> list[FoundRow]:
-        values = _Values(self._sql)
-        columns = ", ".join(quote(column) for column in write.values)
-        places = ", ".join(values.add(value) for value in write.values.values())
+    def perform(self, prepared: PlainStatement | TypedFind, values: tuple[Any, ...]) -> Awaitable[list[FoundRow]]:
+        if type(prepared) is PlainStatement:
+            return _TableQuery(self, prepared, values)
+        return self._find_by_types(prepared, values)
+
+    def explain(self, prepared: PlainStatement, error: OnefoldError) -> OnefoldError:
+        """What its user is told of an error that a statement was refused with."""
+        if isinstance(error, SchemaMissing):
+            return ProgrammerError(f"table {self.name}, or a column of it, is not there: {error.__cause__}")
+        if isinstance(prepared.write, InsertUnlessThere) and self._sql.is_no_key(error):
+            return _no_key(self.name, prepared.write, error)
+        return error
+
+    async def _find_by_types(self, typed: TypedFind, values: tuple[Any, ...]) -> list[FoundRow]:
+        for _ in range(2):
+            known = typed.known or await self._learn_types(typed)
+            try:
+                found = await _TableQuery(self, known, values)
+            except Exception:
+                typed.known = None  # a type may have another name by now
+                raise
+            if all(answers[0] for _, answers in found):
+                return [(row, answers[1:]) for row, answers in found]
+            typed.known = None
+        raise SerializationFailed(f"{self.name}: its columns are altered at this moment, and could not be compared")
+
+    async def _learn_types(self, typed: TypedFind) -> PlainStatement:
+        _, [(found,)] = await Query(HandlerStatement(f"SELECT {self._sql.types(self._table, typed.columns)}"))
+        known = typed.known = self._find(typed.find, read_types(found))
+        return known
+
+    def _insert(self, write: InsertUnlessThere) -> PlainStatement:
+        places = _Placeholders(self._sql, len(write.columns))
+        columns = ", ".join(quote(column) for column in write.columns)
+        values = places.add_all(range(len(write.columns)))
         key = ", ".join(quote(column) for column in write.on)
         partial = f" WHERE {self._conditions(write.among)}" if write.among else ""
-        insert = f"INSERT INTO {self._table} ({columns}) VALUES ({places}) ON CONFLICT ({key}){partial} DO NOTHING"
+        insert = f"INSERT INTO {self._table} ({columns}) VALUES ({values}) ON CONFLICT ({key}){partial} DO NOTHING"
         indexed = " AND ".join(f"{quote(column)} IS NOT NULL" for column in write.on)
         if write.among:
             indexed += f" AND {self._conditions(write.among)}"
-        returning = f"RETURNING COALESCE({indexed}, 1 = 0) AS onefold_indexed, *"
-        if not (write.compared and self._sql.ASKS_TYPES):
-            return await self._ask(f"{insert} {returning}", values, 1)
-        # One row in any case, with the types; the row that was inserted stands beside them, or NULLs.
-        types = self._sql.types(self._table, write.compared)
-        [found] = await self._ask(
-            f"WITH made AS ({insert} {returning}) SELECT types.found, made.* "
-            f"FROM (SELECT {types} AS found) AS types LEFT JOIN made ON true",
-            values,
-            2,
-        )
-        kinds, indexed_now = found.answers
-        self._types = read_types(kinds)
-        return [] if indexed_now is None else [FoundRow(found.row, (indexed_now,))]
+        return places.state(f"{insert} RETURNING COALESCE({indexed}, 1 = 0) AS onefold_indexed, *", 1, write)
 
-    async def _find(self, write: FindRow) -> list[FoundRow]:
-        values, sql = _Values(self._sql), self._sql
-        asked = [
-            sql.same(f"t.{quote(column)}", values.add(value), *self._types.get(column, _UNKNOWN))
-            for column, value in write.compare.items()
+    def _find(self, write: FindRow, known: _Types | None = None) -> PlainStatement:
+        """With the types that are known, it asks first whether they hold."""
+        places, sql, types = _Placeholders(self._sql, len(write.columns)), self._sql, known or {}
+        at = {column: number for number, column in enumerate(write.columns)}
+        asked = [] if known is None else [sql.types_hold(self._table, types)]
+        asked += [
+            sql.same(f"t.{quote(column)}", places.add(at[column]), types.get(column, _UNKNOWN))
+            for column in write.compare
         ]
         selected = ", ".join([*asked, "t.*"])
-        where = self._key(write.key, values, "t.")
+        where = " AND ".join(
+            f"t.{quote(column)} = {sql.coerce(places.add(at[column]), types.get(column, _UNKNOWN).kind)}"
+            for column in write.key
+        )
         among = f" AND {self._conditions(write.among, 't.')}" if write.among else ""
         lock = sql.LOCKED if write.locked else ""
-        found = f"SELECT {selected} FROM {self._table} AS t WHERE {where}{among}{lock}"
-        return await self._ask(found, values, len(asked))
+        return places.state(f"SELECT {selected} FROM {self._table} AS t WHERE {where}{among}{lock}", len(asked))
 
-    async def _hash(self, key: Mapping[str, Any]) -> list[FoundRow]:
+    def _hash(self, key: tuple[str, ...]) -> PlainStatement:
         """Each value by the type of its column, which the CASE gives it."""
-        values = _Values(self._sql)
-        hashes = [self._sql.hash_as(f"t.{quote(column)}", values.add(value)) for column, value in key.items()]
-        return await self._ask(
-            f"SELECT {', '.join(hashes)} FROM (SELECT 1) AS one LEFT JOIN {self._table} AS t ON false", values, len(key)
-        )
+        places = _Placeholders(self._sql, len(key))
+        hashes = [self._sql.hash_as(f"t.{quote(column)}", places.add(at)) for at, column in enumerate(key)]
+        selected = f"SELECT {', '.join(hashes)} FROM (SELECT 1) AS one LEFT JOIN {self._table} AS t ON false"
+        return places.state(selected, len(key))
 
-    async def _move(self, write: MoveState) -> list[FoundRow]:
-        values = _Values(self._sql)
-        changes = [f"{quote(write.state)} = {values.add(write.to)}"]
+    def _move(self, write: MoveState) -> PlainStatement:
+        numbers = tuple(range(write.count))
+        at, places = MoveValues.read(write, numbers), _Placeholders(self._sql, write.count)
+        changes = [f"{quote(write.state)} = {places.add(at.to)}"]
         if write.version is not None:
             changes.append(f"{quote(write.version)} = {quote(write.version)} + 1")
-        changes += [f"{quote(column)} = {values.add(value)}" for column, value in write.also.items()]
+        also = zip(write.also, at.also, strict=True)
+        changes += [f"{quote(column)} = {places.add(number)}" for column, number in also]
         state = f"t.{quote(write.state)}"
-        where = f"{self._key(write.key, values, 't.')} AND {state} IN ({values.add_all(write.come_from)})"
-        where += f" AND NOT {state} = {values.add(write.to)}"
-        if write.version is not None and write.expected_version is not None:
-            where += f" AND {quote(write.version)} = {values.add(write.expected_version)}"
+        where = f"{_key(write.key, at.key, places)} AND {state} IN ({places.add_all(at.come_from)})"
+        where += f" AND NOT {state} = {places.add(at.to)}"
+        if write.version is not None and write.expects:
+            where += f" AND {quote(write.version)} = {places.add(at.expected)}"
         version = "NULL" if write.version is None else quote(write.version)
-        arrived = f"{quote(write.state)} = {values.add(write.to)}, {quote(write.state)}"
+        arrived = f"{quote(write.state)} = {places.add(at.to)}, {quote(write.state)}"
         update = f"UPDATE {self._table} AS t SET {', '.join(changes)} WHERE {where} RETURNING {arrived}, {version}, *"
-        return await self._ask(update, values, 3)
+        return places.state(update, 3)
 
-    async def _find_state(self, move: MoveState) -> list[FoundRow]:
-        values, state = _Values(self._sql), quote(move.state)
-        already = f"{state} = {values.add(move.to)}"
-        allowed = f"{state} IN ({values.add_all(move.come_from)})"
+    def _find_state(self, move: MoveState) -> PlainStatement:
+        numbers = tuple(range(move.count))
+        at, places = MoveValues.read(move, numbers), _Placeholders(self._sql, move.count)
+        state = quote(move.state)
+        already = f"{state} = {places.add(at.to)}"
+        allowed = f"{state} IN ({places.add_all(at.come_from)})"
         version = "NULL" if move.version is None else quote(move.version)
         current = "1 = 1"
-        if move.version is not None and move.expected_version is not None:
-            current = f"{version} = {values.add(move.expected_version)}"
+        if move.version is not None and move.expects:
+            current = f"{version} = {places.add(at.expected)}"
         asked = f"{already}, {allowed}, {current}, {state}, {version}"
-        where = self._key(move.key, values, "t.")
-        return await self._ask(f"SELECT {asked}, t.* FROM {self._table} AS t WHERE {where}", values, 5)
+        where = _key(move.key, at.key, places)
+        return places.state(f"SELECT {asked}, t.* FROM {self._table} AS t WHERE {where}", 5)
 
-    async def _add(self, write: AddTo) -> list[FoundRow]:
-        values = _Values(self._sql)
+    def _add(self, write: AddTo) -> PlainStatement:
+        places = _Placeholders(self._sql, len(write.add) + len(write.key))
         changes = ", ".join(
-            f"{quote(column)} = {quote(column)} + {values.add(number)}" for column, number in write.add.items()
+            f"{quote(column)} = {quote(column)} + {places.add(at)}" for at, column in enumerate(write.add)
         )
         known = " AND ".join(f"{quote(column)} IS NOT NULL" for column in write.add)
-        where = f"{self._key(write.key, values, 't.')} AND {known}"
-        return await self._ask(f"UPDATE {self._table} AS t SET {changes} WHERE {where} RETURNING *", values, 0)
-
-    async def _ask(self, sql: str, values: _Values, answers: int) -> list[FoundRow]:
-        """The rows, after so many columns that answer what was asked beside them."""
-        columns, rows = await Query(HandlerStatement(sql, tuple(values.given)))
-        names = columns[answers:]
-        return [FoundRow(dict(zip(names, row[answers:], strict=True)), row[:answers]) for row in rows]
-
-    def _key(self, key: Mapping[str, Any], values: _Values, prefix: str) -> str:
-        """With the table in front: SQLite takes a quoted name that is not a column for a text, and compares that."""
-        return " AND ".join(
-            f"{prefix}{quote(column)} = {self._sql.coerce(values.add(value), self._types.get(column, _UNKNOWN).kind)}"
-            for column, value in key.items()
-        )
+        where = f"{_key(write.key, range(len(write.add), places.count), places)} AND {known}"
+        return places.state(f"UPDATE {self._table} AS t SET {changes} WHERE {where} RETURNING *", 0)
 
     def _conditions(self, among: Mapping[str, Any], prefix: str = "") -> str:
         return " AND ".join(
@@ -169,21 +207,66 @@ class PlainTable:
         )
 
 
-class _Values:
-    """The values of one statement, and the places where they stand."""
+class _TableQuery(Query):
+    """A statement, and its rows as flows have them. It is awaited by every natural write, often twice: a coroutine
+    around the effect would be paid for as often."""
 
-    __slots__ = ("_sql", "given")
+    __slots__ = ("_prepared", "_table")
 
-    def __init__(self, sql: NaturalDialect) -> None:
+    def __init__(self, table: PlainTable, prepared: PlainStatement, values: tuple[Any, ...]) -> None:
+        arrange = prepared.arrange
+        self.argument = HandlerStatement(prepared.sql, values if arrange is None else arrange(values))
+        self._table = table
+        self._prepared = prepared
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        try:
+            columns, rows = yield self
+        except (SchemaMissing, StatementRefused) as error:
+            told = self._table.explain(self._prepared, error)
+            if told is error:
+                raise
+            raise told from error
+        answers = self._prepared.answers
+        if not rows:
+            return []
+        names = columns[answers:]
+        return [(dict(zip(names, row[answers:], strict=True)), row[:answers]) for row in rows]
+
+
+class _Placeholders:
+    """The placeholders of one statement, and which of the values stands for each."""
+
+    __slots__ = ("_sql", "_taken", "count")
+
+    def __init__(self, sql: NaturalDialect, count: int) -> None:
         self._sql = sql
-        self.given: list[Any] = []
+        #: How many values there are.
+        self.count = count
+        self._taken: list[int] = []
 
-    def add(self, value: Any) -> str:
-        self.given.append(value)
-        return self._sql.place(len(self.given))
+    def add(self, number: int) -> str:
+        self._taken.append(number)
+        return self._sql.place(len(self._taken))
 
-    def add_all(self, values: tuple[Any, ...]) -> str:
-        return ", ".join(self.add(value) for value in values)
+    def add_all(self, numbers: Iterable[int]) -> str:
+        return ", ".join([self.add(number) for number in numbers])
+
+    def state(self, sql: str, answers: int, write: Write | None = None) -> PlainStatement:
+        return PlainStatement(sql, answers, self._arrange(), write)
+
+    def _arrange(self) -> _Arrange | None:
+        taken = self._taken
+        if taken == list(range(self.count)):
+            return None
+        if len(taken) == 1:  # of one alone an itemgetter makes no tuple
+            return itemgetter(slice(taken[0], taken[0] + 1))
+        return itemgetter(*taken)
+
+
+def _key(key: tuple[str, ...], at: Iterable[int], places: _Placeholders) -> str:
+    """With the table in front: SQLite takes a quoted name that is not a column for a text, and compares that."""
+    return " AND ".join([f"t.{quote(column)} = {places.add(number)}" for column, number in zip(key, at, strict=True)])
 
 
 def _no_key(table: str, write: InsertUnlessThere, error: BaseException) -> ProgrammerError:

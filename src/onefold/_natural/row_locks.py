@@ -8,11 +8,12 @@ reads in this way has the write lock, and nothing else is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-from onefold._kernel.table_writes import FindRow, FoundRow, HashKey, WritableTable
-from onefold._natural.exclusive import lock
+from onefold._kernel.table_writes import FoundRow, WritableTable
+from onefold._natural.exclusive import lock, lock_number
+from onefold._natural.plans import LockPlan
 from onefold._natural.sql.natural_dialect import NaturalDialect
 from onefold.errors import TransactionMisused
 
@@ -20,24 +21,27 @@ from onefold.errors import TransactionMisused
 WAIT_S: Final = 5.0
 
 
-async def lock_row(table: WritableTable, key: Mapping[str, Any], sql: NaturalDialect, part: int) -> Any:
-    """The row, or None. `part` is the number of a savepoint."""
-    look = FindRow(key=key, locked=True)
-    found = _one(table, key, await table.perform(look))
+async def lock_row(
+    table: WritableTable, plan: LockPlan, values: tuple[Any, ...], sql: NaturalDialect, part: Callable[[], int]
+) -> Any:
+    """The row, or None. `part` gives the number of a savepoint."""
+    found = _one(table, plan, values, await table.perform(plan.find, values))
     if found is None and not sql.ONE_WRITER:
         # What a column takes for the same (a UUID and its text, in either case) must not be two keys here.
-        [hashes] = await table.perform(HashKey(key))
-        numbers = dict(zip(key, hashes.answers, strict=True))
-        named = [text for column in sorted(key) for text in (column, str(numbers[column]))]
-        await lock(sql, ("onefold row", table.name, *named), WAIT_S, part=part, writing=True)
-        found = _one(table, key, await table.perform(look))
-    return None if found is None else found.row
+        [hashes] = await table.perform(plan.hash, values)
+        numbers = dict(zip(plan.key, hashes[1], strict=True))
+        named = [text for column in sorted(plan.key) for text in (column, str(numbers[column]))]
+        place = ("onefold row", table.name, *named)
+        await lock(sql, place, lock_number(place), WAIT_S, part=part, writing=True)
+        found = _one(table, plan, values, await table.perform(plan.find, values))
+    return None if found is None else found[0]
 
 
-def _one(table: WritableTable, key: Mapping[str, Any], found: list[FoundRow]) -> FoundRow | None:
+def _one(table: WritableTable, plan: LockPlan, values: tuple[Any, ...], found: list[FoundRow]) -> FoundRow | None:
     if len(found) > 1:
+        where = dict(zip(plan.key, values, strict=True))
         raise TransactionMisused(
-            f"tx.lock_row: where={dict(key)!r:.200} stands for {len(found)} rows of {table.name}, not for one. Nothing "
-            "of the transaction is kept: name the row by its key"
+            f"tx.lock_row: where={where!r:.200} stands for {len(found)} rows of {table.name}, not for one. Nothing of "
+            "the transaction is kept: name the row by its key"
         )
     return found[0] if found else None

@@ -11,59 +11,61 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onefold._kernel.table_writes import FindState, FoundState, MovedState, MoveState, WritableTable
+from onefold._kernel.table_writes import MoveValues, WritableTable
 from onefold._kernel.write_results import Transitioned, TransitionOutcome
+from onefold._natural.plans import MovePlan
 from onefold.errors import SerializationFailed, TransactionMisused
 
 #: How often a row is moved that has come into a state that it may come from when it is looked at.
 TRIES_MAX: Final = 3
 
 
-async def transition(table: WritableTable, move: MoveState) -> Transitioned[Any]:
+async def transition(table: WritableTable, plan: MovePlan, values: tuple[Any, ...]) -> Transitioned[Any]:
     """Move the row, or find out why it cannot be."""
     for _ in range(TRIES_MAX):
-        moved = await table.perform(move)
-        _check_one(table, move, len(moved))
+        moved = await table.perform(plan.move, values)
         if moved:
-            after = MovedState(*moved[0].answers)
-            if not after.arrived:
+            if len(moved) > 1:
+                raise _several(table, plan, values, len(moved))
+            row, (arrived, state, version) = moved[0]
+            if not arrived:
                 raise TransactionMisused(
-                    f"tx.transition: {table.name} has put the row with {dict(move.key)!r:.200} into "
-                    f"{after.state!r:.80}, not into {move.to!r:.80}: by a trigger. Nothing of the transaction is kept: "
-                    "name the state that it comes to"
+                    f"tx.transition: {table.name} has put the row with {_key(plan, values)!r:.200} into "
+                    f"{state!r:.80}, not into {values[0]!r:.80}: by a trigger. Nothing of the transaction is "
+                    "kept: name the state that it comes to"
                 )
-            return _tell(TransitionOutcome.MOVED, after, moved[0].row)
-        found = await table.perform(FindState(move))
-        _check_one(table, move, len(found))
+            return Transitioned(outcome=TransitionOutcome.MOVED, state=state, version=version, row=row)
+        found = await table.perform(plan.find, values)
         if not found:
             return Transitioned(outcome=TransitionOutcome.MISSING, state=None, version=None, row=None)
-        state = FoundState(*found[0].answers)
-        outcome = _judge(state)
+        if len(found) > 1:
+            raise _several(table, plan, values, len(found))
+        row, (arrived, allowed, expected, state, version) = found[0]
+        outcome = _judge(arrived, allowed, expected)
         if outcome is not None:
-            return _tell(outcome, state, found[0].row)
+            return Transitioned(outcome=outcome, state=state, version=version, row=row)
     raise SerializationFailed(
-        f"{table.name}: the row with {dict(move.key)!r:.200} is in a state that it may come from, but was not moved to "
-        f"{move.to!r:.80}, {TRIES_MAX} times: its state changes elsewhere at this moment, or a trigger or a row "
-        "security policy keeps it from being updated"
+        f"{table.name}: the row with {_key(plan, values)!r:.200} is in a state that it may come from, but was not "
+        f"moved to {values[0]!r:.80}, {TRIES_MAX} times: its state changes elsewhere at this moment, or a trigger or a "
+        "row security policy keeps it from being updated"
     )
 
 
-def _judge(found: FoundState) -> TransitionOutcome | None:
-    """None: it could be moved now."""
-    if found.arrived:
+def _judge(arrived: object, allowed: object, expected: object) -> TransitionOutcome | None:
+    """By the answers of FindState. None: it could be moved now."""
+    if arrived:
         return TransitionOutcome.ALREADY_THERE
-    if not found.allowed:
+    if not allowed:
         return TransitionOutcome.NOT_ALLOWED
-    return None if found.expected else TransitionOutcome.STALE
+    return None if expected else TransitionOutcome.STALE
 
 
-def _tell(outcome: TransitionOutcome, found: MovedState | FoundState, row: Any) -> Transitioned[Any]:
-    return Transitioned(outcome=outcome, state=found.state, version=found.version, row=row)
+def _several(table: WritableTable, plan: MovePlan, values: tuple[Any, ...], rows: int) -> TransactionMisused:
+    return TransactionMisused(
+        f"tx.transition: where={_key(plan, values)!r:.200} stands for {rows} rows of {table.name}, not for one. "
+        "Nothing of the transaction is kept: name the row by its key"
+    )
 
 
-def _check_one(table: WritableTable, move: MoveState, rows: int) -> None:
-    if rows > 1:
-        raise TransactionMisused(
-            f"tx.transition: where={dict(move.key)!r:.200} stands for {rows} rows of {table.name}, not for one. "
-            "Nothing of the transaction is kept: name the row by its key"
-        )
+def _key(plan: MovePlan, values: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(plan.shape.key, MoveValues.read(plan.shape, values).key, strict=True))

@@ -90,7 +90,7 @@ class AsyncpgQueries:
         except VENDOR_ERRORS as error:
             translated = self._translate_error(error)
             raise (await translated if inspect.isawaitable(translated) else translated) from error
-        return NamedRows(tuple(records[0].keys()) if records else (), [tuple(record) for record in records])
+        return NamedRows(tuple(records[0].keys()) if records else (), list(map(tuple, records)))
 
 
 class PublicConnection(AsyncpgQueries):

@@ -30,6 +30,11 @@ AnyConnection: TypeAlias = Handle | AsyncHandle
 
 VENDOR_ERRORS: Final = (psycopg.Error, OSError, UnicodeError)
 
+#: From 3.2 on there are cursors that take statements as they are written, with $1, and need not read them first.
+_TAKES_NUMBERS: Final = hasattr(psycopg, "RawCursor")
+_CURSOR: Final[Any] = psycopg.RawCursor if _TAKES_NUMBERS else psycopg.Cursor
+_ASYNC_CURSOR: Final[Any] = psycopg.AsyncRawCursor if _TAKES_NUMBERS else psycopg.AsyncCursor
+
 
 class _Taken(Generic[C]):
     """One connection of a pool, in either colour."""
@@ -108,8 +113,8 @@ class PsycopgConnection(_Taken[Handle]):
     def query(self, statement: HandlerStatement) -> NamedRows:
         """With the adapters of the handle, and whatever rows and cursors the handler has chosen for itself."""
         try:
-            with psycopg.Cursor(self.handle, row_factory=tuple_row) as cursor:
-                cursor.execute(*query_of(statement, None))
+            with _CURSOR(self.handle, row_factory=tuple_row) as cursor:
+                cursor.execute(*handlers_query_of(statement))
                 return rows_of(cursor, cursor.fetchall())
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
@@ -196,8 +201,8 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
     async def query(self, statement: HandlerStatement) -> NamedRows:
         """`PsycopgConnection.query`."""
         try:
-            async with psycopg.AsyncCursor(self.handle, row_factory=tuple_row) as cursor:
-                await cursor.execute(*query_of(statement, None))
+            async with _ASYNC_CURSOR(self.handle, row_factory=tuple_row) as cursor:
+                await cursor.execute(*handlers_query_of(statement))
                 return rows_of(cursor, await cursor.fetchall())
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
@@ -268,8 +273,16 @@ def queries(
 
 
 def rows_of(cursor: Any, rows: list[Row]) -> NamedRows:
-    """The rows, with the names of their columns."""
-    return NamedRows(tuple(column.name for column in cursor.description), rows)
+    """The rows, with the names of their columns. Where they are plain, they are not decoded for each answer anew."""
+    result = cursor.pgresult
+    names = _plain_names(tuple(map(result.fname, range(result.nfields))))
+    return NamedRows(tuple(column.name for column in cursor.description) if names is None else names, rows)
+
+
+@lru_cache(maxsize=1000)
+def _plain_names(names: tuple[bytes, ...]) -> tuple[str, ...] | None:
+    """None: the encoding of the connection matters."""
+    return tuple(name.decode() for name in names) if all(map(bytes.isascii, names)) else None
 
 
 def query_of(statement: Statement | HandlerStatement, schema: str | None) -> tuple[Any, Any]:
@@ -278,6 +291,11 @@ def query_of(statement: Statement | HandlerStatement, schema: str | None) -> tup
         return qualify_tables(statement.sql, schema), None
     values = {f"p{number}": value for number, value in enumerate(statement.values, start=1)}
     return _with_names(statement.sql, schema), values
+
+
+def handlers_query_of(statement: HandlerStatement) -> tuple[Any, Any]:
+    """A statement for the cursors below."""
+    return (statement.sql.encode(), statement.values) if _TAKES_NUMBERS else query_of(statement, None)
 
 
 @lru_cache(maxsize=1000)

@@ -28,7 +28,7 @@ class NaturalDialect(Protocol):
         """A value as a column of this type stores it."""
         ...
 
-    def same(self, column: str, place: str, kind: str | None, base: str | None) -> str:
+    def same(self, column: str, place: str, kind: ColumnType) -> str:
         """Whether a column has a value, NULL included. Its type may be made of another: a domain of it, an array."""
         ...
 
@@ -42,6 +42,10 @@ class NaturalDialect(Protocol):
 
     def types(self, table: str, columns: tuple[str, ...]) -> str:
         """An expression: the types of columns, and what each is made of, as JSON."""
+        ...
+
+    def types_hold(self, table: str, types: Mapping[str, ColumnType]) -> str:
+        """An expression: whether these columns still have these types."""
         ...
 
     def is_no_key(self, error: BaseException) -> bool:
@@ -67,6 +71,9 @@ class ColumnType(NamedTuple):
 
     kind: str | None = None
     base: str | None = None
+    oid: int = 0
+    modifier: int = -1
+    """Its number, and its length or precision, as the catalog has them."""
 
 
 def read_types(found: object) -> Mapping[str, ColumnType]:

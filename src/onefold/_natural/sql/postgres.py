@@ -10,12 +10,14 @@ that statement. Waiting is done by the server, which finds deadlocks and wakes t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from onefold._kernel.dialects import postgres_span
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.sqlstates import sqlstate_of
+from onefold._natural.sql.natural_dialect import ColumnType
 
 ABORTS: Final = True
 ASKS_TYPES: Final = True
@@ -42,17 +44,18 @@ SELECT CASE WHEN set_config('onefold.wait', current_setting('lock_timeout'), tru
 
 #: Down from a column's type to what it is made of: a domain of domains, an array of domains.
 _TYPES: Final = """(
-WITH RECURSIVE made_of (name, kind, oid, array_of) AS (
-    SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid, ''
+WITH RECURSIVE made_of (name, kind, typid, typmod, oid, array_of) AS (
+    SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod, a.atttypid, ''
       FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = {table}::regclass AND a.attname IN ({names})
      UNION ALL
-    SELECT m.name, m.kind, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END,
+    SELECT m.name, m.kind, m.typid, m.typmod, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END,
            CASE t.typtype WHEN 'd' THEN m.array_of ELSE '[]' END
       FROM made_of AS m JOIN pg_catalog.pg_type AS t ON t.oid = m.oid
      WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND t.typelem <> 0)
 )
 SELECT pg_catalog.json_object_agg(m.name,
-       pg_catalog.json_build_array(m.kind, pg_catalog.format_type(m.oid, NULL) || m.array_of))::text
+       pg_catalog.json_build_array(m.kind, pg_catalog.format_type(m.oid, NULL) || m.array_of, m.typid::bigint,
+                                   m.typmod))::text
   FROM made_of AS m JOIN pg_catalog.pg_type AS t ON t.oid = m.oid
  WHERE t.typtype <> 'd' AND (t.typcategory <> 'A' OR t.typelem = 0)
 )"""
@@ -66,13 +69,13 @@ def coerce(place: str, kind: str | None) -> str:
     return place if kind is None else f"CAST({place} AS {kind})"
 
 
-def same(column: str, place: str, kind: str | None, base: str | None) -> str:
-    element = (base or "").removesuffix("[]")
+def same(column: str, place: str, kind: ColumnType) -> str:
+    element = (kind.base or "").removesuffix("[]")
     other = _COMPARED_AS.get(element)
-    value = coerce(place, kind)
+    value = coerce(place, kind.kind)
     if other is None:
         return f"{column} IS NOT DISTINCT FROM {value}"
-    form = f"{other}[]" if base != element else other
+    form = f"{other}[]" if kind.base != element else other
     return f"{column}::{form} IS NOT DISTINCT FROM {value}::{form}"
 
 
@@ -97,6 +100,15 @@ def literal(value: Any) -> str:
 def types(table: str, columns: tuple[str, ...]) -> str:
     names = ", ".join(literal(column) for column in columns)
     return _TYPES.format(table=literal(table), names=names)
+
+
+def types_hold(table: str, types: Mapping[str, ColumnType]) -> str:
+    if not types:
+        return "true"
+    known = ", ".join(f"({literal(name)}, {kind.oid:d}, {kind.modifier:d})" for name, kind in types.items())
+    return f"""(SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = {literal(table)}::regclass AND (a.attname, a.atttypid, a.atttypmod) IN ({known})
+        ) = {len(types):d}"""
 
 
 def is_no_key(error: BaseException) -> bool:

@@ -8,9 +8,11 @@ the database.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from onefold._kernel.effects import Statement
+from onefold._natural.sql.natural_dialect import ColumnType
 
 ABORTS: Final = False
 ASKS_TYPES: Final = False
@@ -31,7 +33,7 @@ def coerce(place: str, kind: str | None) -> str:
     return place
 
 
-def same(column: str, place: str, kind: str | None, base: str | None) -> str:
+def same(column: str, place: str, kind: ColumnType) -> str:
     return f"{column} IS {place}"
 
 
@@ -52,6 +54,10 @@ def literal(value: Any) -> str:
 
 def types(table: str, columns: tuple[str, ...]) -> str:
     return "NULL"
+
+
+def types_hold(table: str, types: Mapping[str, ColumnType]) -> str:
+    return "1"
 
 
 def is_no_key(error: BaseException) -> bool:

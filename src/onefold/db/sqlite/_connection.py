@@ -373,6 +373,6 @@ def query_handle(handle: sqlite3.Connection, statement: HandlerStatement) -> Nam
         cursor = handle.cursor()
         cursor.row_factory = None
         cursor.execute(statement.sql, statement.values)
-        return NamedRows(tuple(column[0] for column in cursor.description or ()), cursor.fetchall())
+        return NamedRows(tuple([column[0] for column in cursor.description or ()]), cursor.fetchall())
     except VENDOR_ERRORS as error:
         raise error_for(error) from error
