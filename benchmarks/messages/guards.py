@@ -76,7 +76,7 @@ LIMITS: Final = (
     Limit(subject="asyncpg relay, batches of 1", unit="statements", most=2),
     Limit(subject="asyncpg relay, batches of 1", unit="WAL bytes", most=260),
     Limit(subject="asyncpg consume", unit="round trips", most=3),
-    Limit(subject="asyncpg consume, above its transaction", unit="statements", most=3),
+    Limit(subject="asyncpg consume, above its transaction", unit="statements", most=2),
     Limit(subject="asyncpg consume, above its transaction", unit="WAL bytes", most=435),
     Limit(subject="asyncpg consume, order=strict", unit="round trips", most=3),
     Limit(subject="asyncpg consume, order=strict, above its transaction", unit="statements", most=7),

@@ -36,11 +36,11 @@ COUNTED: Final = 5
 _ROUND_TRIPS: Final = {
     "asyncpg": 7,
     "psycopg": 7,
-    "async engine, asyncpg": 10,
-    "async engine, psycopg": 10,
+    "async engine, asyncpg": 9,
+    "async engine, psycopg": 9,
     "threads, psycopg": 7,
-    "threads, engine, psycopg2": 10,
-    "threads, engine, psycopg": 10,
+    "threads, engine, psycopg2": 9,
+    "threads, engine, psycopg": 9,
 }
 
 #: Claim, delivery, mark, take and acknowledgement go to a thread each, and the handler's transaction four times: taking

@@ -26,7 +26,7 @@ from onefold._inbox.failing import write_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
-from onefold._inbox.in_hand import InHand, claim, is_ours, leave
+from onefold._inbox.in_hand import InHand, claim, is_ours, leave, open_and_claim
 from onefold._inbox.keeping import begin_wait, dead_letter, park
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.processing_trace import ProcessingTrace
@@ -243,16 +243,20 @@ class Inbox:
         sql, name, order = self.sql, self._name, self.consumer.order
         kept = isinstance(stored, FailedMessage)
         done = (sql.drop(name, stored.id),) if kept else ()
-        begin: tuple[BatchItem, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
+        opening = sql.opening(self.lease_ms)
+        begin: tuple[BatchItem, ...] = (begin_at(self.consumer.isolation), *opening)
         if order == "none":
             if stored.own_id is not None:
                 # A delivery that saw its id free may be writing its row under that: take the id first, or wait for it.
                 own = identity_of(stored.own_id, stored.source)
                 if not await Batch((*begin, sql.take_id(name, own))) and await Fetch(sql.handled(name, own)):
                     return await self._end_as_duplicate(stored, done)
-                begin = ()
-            if await Batch((*begin, claim(sql, self.consumer, stored, None))):
+                if await Batch((claim(sql, self.consumer, stored, None),)):
+                    return _Go(done)
+            elif await Batch((begin[0], open_and_claim(sql, self.consumer, stored, self.lease_ms))):
                 return _Go(done)
+            elif opening:
+                await Batch(opening)
             if not await is_ours(sql, name, stored):
                 return await leave(name, stored)
             if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):

@@ -54,6 +54,12 @@ def claim(sql: Statements, consumer: Consumer, stored: StoredMessage, at: tuple[
     return sql.claim(consumer.order, consumer.name, stored.identity, at, kept=False)
 
 
+def open_and_claim(sql: Statements, consumer: Consumer, stored: StoredMessage, lease_ms: int) -> Statement:
+    """`claim` where there is no order, in a transaction that has just begun."""
+    counts = (stored.started, stored.failed) if isinstance(stored, FailedMessage) else None
+    return sql.open_and_claim(consumer.name, stored.identity, counts, lease_ms)
+
+
 async def is_ours(sql: Statements, consumer: str, stored: StoredMessage) -> bool:
     """Whether a failed message is still as its start has left it; a delivery is always ours."""
     if not isinstance(stored, FailedMessage):

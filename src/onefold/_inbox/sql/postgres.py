@@ -12,11 +12,9 @@ from onefold._kernel.dialects import POSTGRES_LEASE
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
 
-_OPENING = qualified(f"""
-SELECT
-WHERE {POSTGRES_LEASE}
-   OR set_config('onefold.inbox', 'open', true) IS NULL
-""")
+_CLOSED = f"({POSTGRES_LEASE} OR set_config('onefold.inbox', 'open', true) IS NULL)"
+
+_OPENING = qualified(f"SELECT WHERE {_CLOSED}")
 
 _UNMARKED = "coalesce(current_setting('onefold.inbox', true), '') <> 'open'"
 
@@ -37,6 +35,17 @@ class Postgres:
 
     def opening(self, lease_ms: int) -> tuple[Statement, ...]:
         return (Statement(_OPENING, (f"{lease_ms}ms",)),)
+
+    def opening_where(self, place: int) -> str:
+        """`opening` as a part of the statement that follows, behind what it selects: where each is a round trip. The
+        row it comes from is made before any is written. What else is asked may be asked first, and then, where the
+        answer is no, the transaction is not opened."""
+        closed = _CLOSED.replace("$1::text", f"${place}::text")
+        return f"FROM (SELECT {closed} AS closed OFFSET 0) AS opened WHERE NOT opened.closed AND"
+
+    def opening_values(self, lease_ms: int) -> tuple[str, ...]:
+        """What stands at that place."""
+        return (f"{lease_ms}ms",)
 
     def text(self, sql: str) -> str:
         return qualified(sql)

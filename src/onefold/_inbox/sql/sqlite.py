@@ -22,6 +22,12 @@ class Sqlite:
     def opening(self, lease_ms: int) -> tuple[Statement, ...]:
         return ()
 
+    def opening_where(self, place: int) -> str:
+        return "WHERE"
+
+    def opening_values(self, lease_ms: int) -> tuple[str, ...]:
+        return ()
+
     def text(self, sql: str) -> str:
         return sqlite_text(sql)
 

@@ -25,6 +25,7 @@ class Statements(OperatorStatements):
     def __init__(self, d: Dialect) -> None:
         super().__init__(d)
         self.opening = d.opening
+        self._opening_values = d.opening_values
         self.proof = d.proof
         self.ended = d.ended
         self.runs = Runs(d)
@@ -38,7 +39,8 @@ class Statements(OperatorStatements):
     # --- the ledger --------------------------------------------------------------------------------------
 
     def _prepare_ledger(self, d: Dialect) -> None:
-        insert = "INSERT INTO onefold_inbox (consumer, message_id, source) SELECT $1::text, $2::text, $4::text WHERE"
+        select = "INSERT INTO onefold_inbox (consumer, message_id, source) SELECT $1::text, $2::text, $4::text"
+        insert = f"{select} WHERE"
         new = "NOT EXISTS (SELECT 1 FROM onefold_inbox WHERE consumer = $1::text AND message_id = $3::text)"
         unkept = """
             NOT EXISTS (SELECT 1 FROM onefold_letter WHERE consumer = $1::text AND message_id IN ($2::text, $3::text))
@@ -58,6 +60,9 @@ class Statements(OperatorStatements):
             order: d.text(f"{insert} {turn} AND {_is_ours(5 if order == 'none' else 8)} ON CONFLICT DO NOTHING")
             for order, turn in turns.items()
         }
+        ours = _is_ours(5)
+        self._open_and_claim = d.text(f"{select} {d.opening_where(5)} {new} AND {unkept} ON CONFLICT DO NOTHING")
+        self._open_and_claim_started = d.text(f"{select} {d.opening_where(7)} {new} AND {ours} ON CONFLICT DO NOTHING")
         ledger, failed_message = "onefold_inbox", "onefold_letter"
         self._id_conflict = {
             True: d.text(f"SELECT 1 WHERE {others(ledger)} AND NOT {mine(ledger)}"),
@@ -110,6 +115,12 @@ class Statements(OperatorStatements):
         """`claim` of a failed message that this process has started: its row still has these counts."""
         values = (consumer, who.name, who.apart, who.source, *(at or ()), *counts)
         return Statement(self._claim_started[order], values)
+
+    def open_and_claim(self, consumer: str, who: Identity, counts: tuple[int, int] | None, lease_ms: int) -> Statement:
+        """`opening`, and the `claim` of a consumer without order, or with counts its `claim_started`. No row: the
+        transaction may not be opened."""
+        values = (consumer, who.name, who.apart, who.source, *(counts or ()), *self._opening_values(lease_ms))
+        return Statement(self._open_and_claim if counts is None else self._open_and_claim_started, values)
 
     def id_conflict(self, consumer: str, who: Identity, *, kept: bool = False) -> Statement:
         """One row: its name is that of another source's message, and it was not handled itself, nor is it kept."""
