@@ -6,12 +6,14 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 
-from benchmarks.messages.comparison import Grounds
 from onefold import AsyncOnefold
+
+if TYPE_CHECKING:  # it brings all that is compared along, which processes of one's own would wait for
+    from benchmarks.messages.comparison import Grounds
 
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
