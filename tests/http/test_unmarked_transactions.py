@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,12 +27,12 @@ def bare_annotation(once: AsyncOnefold | Onefold) -> FastAPI:
 
     @app.post("/orders")
     @once.idempotent()
-    async def order(tx: Transaction[AsyncSqlite]) -> None: ...
+    async def order(tx: Transaction[Any]) -> None: ...
 
     return app
 
 
-def stock(tx: Transaction[sqlite3.Connection]) -> None: ...
+def stock(tx: Transaction[Any]) -> None: ...
 
 
 def in_a_dependency(once: AsyncOnefold | Onefold) -> FastAPI:
