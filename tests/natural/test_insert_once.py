@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import AsyncIterator
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -84,6 +85,18 @@ async def test_a_key_may_have_several_columns_and_a_partial_index(stage: Stage) 
             await tx.insert_once(
                 orders, stage.named({"id": "p3", "email": "x", "status": "new"}), on="email", among=among
             )
+
+
+class Status(str, Enum):  # noqa: UP042 (what str() says of it is not its value)
+    OPEN = "open"
+
+
+async def test_a_condition_may_be_a_member_of_an_enumeration(plain: Stage) -> None:
+    for created in (True, False):
+        async with plain.transaction() as tx:
+            values = {"id": f"o{created}", "email": "x", "status": "open"}
+            found = await tx.insert_once("orders", values, on="email", among={"status": Status.OPEN})
+            assert found.created is created
 
 
 async def test_what_cannot_be_a_key_is_refused_before_anything_is_sent(stage: Stage) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onefold import TransitionOutcome
-from onefold.errors import ProgrammerError, SerializationFailed, TransactionMisused
+from onefold.errors import ProgrammerError, SerializationFailed, StatementRefused, TransactionMisused
 from tests.natural.stages import TABLES, WAYS, Stage, address_for, look, opened, refused
 
 
@@ -156,3 +156,44 @@ async def test_a_column_that_is_not_there_is_named(request: pytest.FixtureReques
                 async with stage.transaction() as tx:
                     await tx.transition("orders", where=where, state="status", come_from="paid", to="shipped")
         assert stage.outside("SELECT status FROM orders") == [("paid",)]
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "psycopg", "sqlite engine", "psycopg engine"])
+@pytest.mark.parametrize("version", ["NULL", "'2026-05-01'"])
+async def test_a_version_that_does_not_count_is_refused(
+    request: pytest.FixtureRequest, driver: str, version: str
+) -> None:
+    """SQLite makes 2027 of a date and one more, and NULL of NULL: what is named as a version would tell nothing."""
+    address = address_for(request, driver)
+    look(address, "CREATE TABLE dated (id text PRIMARY KEY, status text, version text)")
+    look(address, f"INSERT INTO dated VALUES ('d1', 'paid', {version})")
+    async with opened(driver, address) as stage:
+        for _ in range(2):
+            with pytest.raises((TransactionMisused, StatementRefused), match=r"version|operator does not exist"):
+                async with stage.transaction() as tx:
+                    await tx.transition(
+                        "dated", where={"id": "d1"}, state="status", come_from="paid", to="shipped", version="version"
+                    )
+        kept = None if version == "NULL" else "2026-05-01"
+        assert stage.outside("SELECT status, version FROM dated") == [("paid", kept)]
+    look(address, "DROP TABLE dated")
+
+
+async def test_a_version_of_null_is_refused_where_it_could_count(request: pytest.FixtureRequest) -> None:
+    for driver in ("sqlite", "psycopg", "asyncpg"):
+        address = address_for(request, driver)
+        look(address, "CREATE TABLE counted (id text PRIMARY KEY, status text, version bigint)")
+        look(address, "INSERT INTO counted VALUES ('c1', 'paid', NULL), ('c2', 'paid', 1)")
+        async with opened(driver, address) as stage:
+            with refused(TransactionMisused, "version", "NULL"):
+                async with stage.transaction() as tx:
+                    await tx.transition(
+                        "counted", where={"id": "c1"}, state="status", come_from="paid", to="x", version="version"
+                    )
+            async with stage.transaction() as tx:
+                moved = await tx.transition(
+                    "counted", where={"id": "c2"}, state="status", come_from="paid", to="x", version="version"
+                )
+                assert moved.version == 2
+            assert stage.outside("SELECT status FROM counted ORDER BY id") == [("paid",), ("x",)]
+        look(address, "DROP TABLE counted")

@@ -9,6 +9,7 @@ is tried again, a bounded number of times.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, Final
 
 from onefold._kernel.table_writes import MoveValues, WritableTable
@@ -33,6 +34,12 @@ async def transition(table: WritableTable, plan: MovePlan, values: tuple[Any, ..
                     f"tx.transition: {table.name} has put the row with {_key(plan, values)!r:.200} into "
                     f"{state!r:.80}, not into {values[0]!r:.80}: by a trigger. Nothing of the transaction is "
                     "kept: name the state that it comes to"
+                )
+            if plan.shape.version is not None and not isinstance(version, int | Decimal | float):
+                raise TransactionMisused(
+                    f"tx.transition: the version of the row with {_key(plan, values)!r:.200} in {table.name}, in "
+                    f"{plan.shape.version}, is {'NULL' if version is None else repr(version)[:80]} after the move, and "
+                    "counts nothing. Nothing of the transaction is kept: name a column with a number, NOT NULL"
                 )
             return Transitioned(outcome=TransitionOutcome.MOVED, state=state, version=version, row=row)
         found = await table.perform(plan.find, values)

@@ -92,8 +92,9 @@ def literal(value: Any) -> str:
         case int():
             return f"{value:d}"
         case _:
-            # E'' reads the same whatever standard_conforming_strings says.
-            escaped = str(value).replace("\\", "\\\\").replace("'", "''")
+            # Not str(value), which is not what a member of an enumeration of texts equals. E'' reads the same whatever
+            # standard_conforming_strings says.
+            escaped = str.__str__(value).replace("\\", "\\\\").replace("'", "''")
             return f"E'{escaped}'" if "\\" in escaped else f"'{escaped}'"
 
 

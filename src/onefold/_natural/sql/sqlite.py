@@ -48,7 +48,7 @@ def literal(value: Any) -> str:
         case int():
             return f"{value:d}"
         case _:
-            escaped = str(value).replace("'", "''")
+            escaped = str.__str__(value).replace("'", "''")  # as on Postgres
             return f"'{escaped}'"
 
 

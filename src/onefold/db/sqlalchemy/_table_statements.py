@@ -64,6 +64,13 @@ class PreparedWrite:
         self.write = write
         self._made: dict[str, tuple[Any, int, list[int]]] = {}
 
+    def find_other(self, values: tuple[Any, ...], dialect: str) -> Any:
+        """A query for the row that was looked for, of whatever class it is; None: there are no other classes."""
+        write, told = self.write, self._table.discriminator
+        if told is None or not isinstance(write, FindRow):
+            return None
+        return _Builder(self._table, dialect).select_told(self._table.columns[told.attribute], write, values)
+
     def ready(self, values: tuple[Any, ...], dialect: str) -> Ready:
         # What is added has the type of its value, not of the column: an interval to a time, 0.5 to an integer.
         if isinstance(self.write, AddTo) or any(map(_is_expression, values)):
@@ -100,15 +107,27 @@ def _name(place: int) -> str:
     return f"onefold_value_{place}"
 
 
+class Discriminator(NamedTuple):
+    """What tells the classes of a table apart."""
+
+    attribute: str
+    identity: Any
+    own: frozenset[Any]
+    """What it is for the class and for those below it."""
+
+
 class TableDefinition:
     """A Table or a mapped class, and what is known of it for all transactions."""
 
-    __slots__ = ("columns", "given", "keys", "mapped", "name", "plans")
+    __slots__ = ("columns", "discriminator", "given", "keys", "mapped", "name", "plans")
 
     def __init__(self, given: object) -> None:
         self.given: Any = given
         self.mapped, table, self.columns = _read(given)
         self.name = table.fullname
+        #: Where classes share a table: what tells of which one a row is, and what it is for this one. A session sets
+        #: it for what it inserts; a statement does not.
+        self.discriminator = _read_discriminator(self.mapped, self.columns)
         #: Of a row.
         self.keys = tuple(column.key for column in table.columns)
         self.plans: dict[Any, Any] = {}
@@ -117,10 +136,11 @@ class TableDefinition:
 class _Builder:
     """Puts statements together, with values in them or with places for values."""
 
-    __slots__ = ("_columns", "_dialect", "_given")
+    __slots__ = ("_columns", "_dialect", "_discriminator", "_given")
 
     def __init__(self, table: TableDefinition, dialect: str) -> None:
         self._given = table.given
+        self._discriminator = table.discriminator
         self._columns = table.columns
         self._dialect = dialect
 
@@ -132,8 +152,7 @@ class _Builder:
             case FindRow():
                 given = dict(zip(write.columns, values, strict=True))
                 asked = [_same(self._columns[column], given[column], self._dialect) for column in write.compare]
-                key = self._key(write.key, [given[column] for column in write.key], self._dialect)
-                found = select(*asked, self._given).where(and_(*key, *self._conditions(write.among)))
+                found = select(*asked, self._given).where(self._found_by(write, given))
                 # Of this table alone: what a mapping loads beside it by an outer join cannot be locked.
                 return found.with_for_update(of=self._given) if write.locked else found, len(asked)
             case HashKey(key):
@@ -144,6 +163,16 @@ class _Builder:
                 return self._find_state(move, values), 5
             case AddTo():
                 return self._add(write, values), 0
+
+    def select_told(self, column: Any, write: FindRow, values: tuple[Any, ...]) -> Any:
+        """A column of the table, of which no class is asked."""
+        return select(column.table.c[column.key]).where(
+            self._found_by(write, dict(zip(write.columns, values, strict=True)))
+        )
+
+    def _found_by(self, write: FindRow, given: Mapping[str, Any]) -> Any:
+        key = self._key(write.key, [given[column] for column in write.key], self._dialect)
+        return and_(*key, *self._conditions(write.among))
 
     def _hashes(self, key: tuple[str, ...], values: tuple[Any, ...]) -> list[Any]:
         columns = zip((self._columns[column] for column in key), values, strict=True)
@@ -157,8 +186,11 @@ class _Builder:
         where = and_(*self._conditions(write.among)) if write.among else None
         keys = [self._columns[column].is_not(None) for column in write.on]
         indexed = func.coalesce(and_(*keys, *self._conditions(write.among)), false())
+        row = self._changes(write.columns, values)
+        if self._discriminator is not None and self._discriminator.attribute not in write.columns:
+            row[self._columns[self._discriminator.attribute]] = self._discriminator.identity
         return (
-            insert.values(self._changes(write.columns, values))
+            insert.values(row)
             .on_conflict_do_nothing(index_elements=[self._columns[column] for column in write.on], index_where=where)
             .returning(indexed, self._given)
         )
@@ -213,6 +245,15 @@ class _Builder:
             column.is_(None) if value is None else column == literal(value, column.type, literal_execute=True)
             for column, value in ((self._columns[name], value) for name, value in among.items())
         ]
+
+
+def _read_discriminator(mapped: Mapper[Any] | None, columns: Mapping[str, Any]) -> Discriminator | None:
+    """None: there are no such classes, or another expression than a column tells them apart."""
+    if mapped is None or mapped.polymorphic_on is None or mapped.polymorphic_identity is None:
+        return None
+    own = frozenset(mapper.polymorphic_identity for mapper in mapped.self_and_descendants)
+    found = (attribute for attribute, column in columns.items() if column is mapped.polymorphic_on)
+    return next((Discriminator(attribute, mapped.polymorphic_identity, own) for attribute in found), None)
 
 
 def _is_expression(value: object) -> bool:

@@ -15,11 +15,11 @@ from typing import Any, Final
 from sqlalchemy import Table, exc
 
 from onefold._kernel.effects import Call
-from onefold._kernel.table_writes import FoundRow, HashKey, InsertUnlessThere, Write
+from onefold._kernel.table_writes import FindRow, FoundRow, HashKey, InsertUnlessThere, Write
 from onefold._kernel.transaction import Transaction
 from onefold.db.sqlalchemy._errors import translate_error
 from onefold.db.sqlalchemy._table_statements import PreparedWrite, TableDefinition
-from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
+from onefold.errors import ProgrammerError, RowDiffers, SchemaMissing, StatementRefused
 
 _NO_KEY = ("42P10", "55000", "ON CONFLICT clause does not match")
 
@@ -107,11 +107,33 @@ class SqlalchemyTable:
         except exc.SQLAlchemyError as error:
             raise translate_error(connection, error) from error
 
+    def _check_class(self, connection: Any, prepared: PreparedWrite, look: FindRow, values: tuple[Any, ...]) -> None:
+        """Raises RowDiffers where another class that shares the table has the key: that row is never found as one of
+        this class, however often it is looked for."""
+        query = prepared.find_other(values, connection.dialect.name)
+        told = self._table.discriminator
+        if query is None or told is None:
+            return
+        for (kind,) in connection.execute(query):
+            if kind in told.own:
+                continue  # it came between the two looks
+            key = {column: value for column, value in zip(look.columns, values, strict=True) if column in look.key}
+            described = ", ".join(f"{column}={value!r:.80}" for column, value in key.items())
+            error = RowDiffers(
+                f"{self.name} has a row of another class under {described}: its {told.attribute} is {kind!r:.80}, not "
+                f"{told.identity!r:.80}. Nothing was written: use the class that they share, or another key"
+            )
+            error.columns = (told.attribute,)
+            raise error
+
     def _in_session(self, session: Any, prepared: PreparedWrite, values: tuple[Any, ...]) -> list[FoundRow]:
         connection = session.connection(bind_arguments={"mapper": self._table.mapped})
         statement, parameters, answers = prepared.ready(values, connection.dialect.name)
         try:
             result = session.execute(statement, parameters, execution_options=_IN_SESSION)
-            return [(row[answers] if answers < len(row) else None, tuple(row[:answers])) for row in result]
+            found = [(row[answers] if answers < len(row) else None, tuple(row[:answers])) for row in result]
+            if not found and isinstance(prepared.write, FindRow) and not prepared.write.locked:
+                self._check_class(connection, prepared, prepared.write, values)
+            return found
         except exc.SQLAlchemyError as error:
             raise translate_error(connection, error) from error
