@@ -152,6 +152,22 @@ async def test_a_request_that_is_cancelled_after_its_commit_is_counted_as_stored
     assert measured.values("onefold_request_duration_seconds_count") == {("stored", PAY): 1}
 
 
+async def test_a_request_that_is_cancelled_in_its_handler_is_counted_as_released(
+    sqlite_path: Path, measured: Measured
+) -> None:
+    shop = Shop(sqlite_path, measured)
+    async with serving(shop) as client:
+        running = asyncio.create_task(pay(client, "a", do="wait"))
+        await shop.begun.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        shop.go.set()
+        assert await pay(client, "a", do="wait") == 201
+    assert measured.values("onefold_requests_total") == {(PAY, "run"): 2}
+    assert measured.values("onefold_request_duration_seconds_count") == {("released", PAY): 1, ("stored", PAY): 1}
+    assert measured.values("onefold_requests_released_total") == {(PAY, "CancelledError"): 1}
+
+
 async def test_what_is_deleted_after_its_retention_is_counted(sqlite_path: Path, measured: Measured) -> None:
     shop = Shop(sqlite_path, measured)
     async with serving(shop) as client:

@@ -125,6 +125,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, Exception):
+            if self._run is not None and not self.over:  # in its handler: once it ends, COMMIT may be under way
+                self._emit_released(type(error).__name__)
             self.sent, self.over = self.sent or 0, True
             self.executor.abandon()  # interrupted: nothing more may be awaited on its connection
             if self.work is not None:
