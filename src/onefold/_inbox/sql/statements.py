@@ -32,13 +32,14 @@ class Statements(OperatorStatements):
         self.in_hand = InHandStatements(d)
         self.registry = RegistryStatements(d)
         self.stepped = SteppedStatements(d)
+        self._prepare_claims(d)
         self._prepare_ledger(d)
         self._prepare_order(d)
         self._prepare_failed(d)
 
     # --- the ledger --------------------------------------------------------------------------------------
 
-    def _prepare_ledger(self, d: Dialect) -> None:
+    def _prepare_claims(self, d: Dialect) -> None:
         select = "INSERT INTO onefold_inbox (consumer, message_id, source) SELECT $1::text, $2::text, $4::text"
         insert = f"{select} WHERE"
         new = "NOT EXISTS (SELECT 1 FROM onefold_inbox WHERE consumer = $1::text AND message_id = $3::text)"
@@ -63,6 +64,8 @@ class Statements(OperatorStatements):
         ours = _is_ours(5)
         self._open_and_claim = d.text(f"{select} {d.opening_where(5)} {new} AND {unkept} ON CONFLICT DO NOTHING")
         self._open_and_claim_started = d.text(f"{select} {d.opening_where(7)} {new} AND {ours} ON CONFLICT DO NOTHING")
+
+    def _prepare_ledger(self, d: Dialect) -> None:
         ledger, failed_message = "onefold_inbox", "onefold_letter"
         self._id_conflict = {
             True: d.text(f"SELECT 1 WHERE {others(ledger)} AND NOT {mine(ledger)}"),
