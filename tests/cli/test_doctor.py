@@ -139,7 +139,7 @@ def scripted(flow: Flow[HealthFinding], *answers: object) -> HealthFinding:
         (check_clock(1000.0), [(1005.0,)], "warn", "5.0 s behind the database"),
         (check_clock(1000.0), [(999.0,)], "good", "differs"),
         (check_connections(), [(81, 100)], "warn", "81 of 100 are taken"),
-        (check_pool(50), [(0, 100)], "warn", "1 such processes fit"),
+        (check_pool(50), [(0, 100)], "warn", "1 such process fits"),
         (check_pool(20), [(0, 100)], "good", "4 such processes fit"),
         (check_connections(), [(79, 100)], "good", "79 of 100 are taken"),
     ],

@@ -165,7 +165,7 @@ def test_a_holder_that_was_taken_over_writes_nothing_more(once: Onefold, place: 
     work = block.__enter__()
     work.phase("first", insert, "first")
     place.change("UPDATE onefold_work SET fence = fence + 1")
-    with pytest.raises(WorkTakenOver):
+    with pytest.raises(WorkTakenOver, match=r"^Another process has taken over import:42, and goes on with it\."):
         work.phase("second", insert, "second")
     with pytest.raises(WorkTakenOver):
         work.call("third", Calls(), "third")

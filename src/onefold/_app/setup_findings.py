@@ -185,15 +185,16 @@ async def check_pool(size: int) -> HealthFinding:
     """Of the application's own process, which opens at most so many."""
     [(_, most)] = await _fetch(_CONNECTIONS)
     fit = int(most * CONNECTIONS_SHARE_MAX) // size
+    fitting = "1 such process fits" if fit == 1 else f"{fit} such processes fit"
     said = f"A process opens up to {size} connections; the server takes {most}"
     if fit < PROCESSES_MIN:
         return HealthFinding(
             "Pool",
             "warn",
-            f"{said}: {fit} such processes fit, and a rolling deploy has twice as many.",
+            f"{said}: {fitting}, and a rolling deploy has twice as many.",
             "Lower the size of the pool, raise max_connections, or put PgBouncer between.",
         )
-    return HealthFinding("Pool", "good", f"{said}: {fit} such processes fit.")
+    return HealthFinding("Pool", "good", f"{said}: {fitting}.")
 
 
 async def check_pooler() -> HealthFinding:

@@ -178,7 +178,8 @@ def note_taken_over(held: Held) -> WorkTakenOver:
     """Another process was found to have the work: this holder goes no further. The error for its caller."""
     held.taken_over = True
     return WorkTakenOver(
-        "Another process has taken this over, and goes on with it. Retry with the same Idempotency-Key.",
+        f"Another process has taken over {held.operation}, and goes on with it. What is still done here is not "
+        "recorded: retry, where there is an Idempotency-Key with the same one, and get what it comes to.",
         retry_after_s=1,
     )
 
