@@ -99,8 +99,7 @@ class Transaction(Generic[H]):
         natural: Callable[[], NaturalWrites] | None = None,
     ) -> None:
         self._executor = executor
-        self._natural = natural
-        self._outbox = outbox
+        self._outbox, self._natural = outbox, natural
         self._sessions = sessions
         self._session: Any = None
         self._pending = PendingWork(outbox)
