@@ -15,6 +15,7 @@ import pytest
 from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.executors import TaskExecutor
 from onefold.db._asyncpg_fast import FastConnection
+from onefold.db._batch_plans import ITEMS_MAX
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
 from tests.db.drivers import public_only
@@ -85,6 +86,35 @@ async def test_statements_that_were_discarded_fail_once_and_are_not_prepared_aga
     await connection.batch((BEGIN, insert(4), COMMIT))
     assert await connection.fetch(PREPARED) == []
     assert await connection.fetch(Statement("SELECT id FROM thing ORDER BY id")) == [(1,), (3,), (4,)]
+    await connection.release()
+
+
+@fast_only
+async def test_what_one_session_has_lost_is_asked_of_no_other_that_knew_the_batch(database: AsyncpgDatabase) -> None:
+    first, second = await database.acquire(), await database.acquire()
+    await first.batch((TABLE,))
+    for id_ in (10, 20):  # the second time by what is kept of the first
+        await first.batch((BEGIN, insert(id_), COMMIT))
+        await second.batch((BEGIN, insert(id_ + 1), COMMIT))
+    for connection in (first, second):
+        await connection.handle.execute("DEALLOCATE ALL")
+        await connection.batch((ROLLBACK,))  # nothing of the handler's is left
+    with pytest.raises(StoreUnavailable, match="26000"):
+        await first.batch((BEGIN, insert(1), COMMIT))
+    await first.discard()
+    await second.batch((BEGIN, insert(2), COMMIT))
+    assert await second.fetch(Statement("SELECT id FROM thing ORDER BY id LIMIT 1")) == [(2,)]
+    await second.release()
+
+
+@fast_only
+async def test_what_is_kept_of_batches_has_a_bound(database: AsyncpgDatabase) -> None:
+    connection = await database.acquire()
+    assert isinstance(connection, FastConnection)
+    await connection.batch((TABLE,))
+    for count in range(1, 40):
+        await connection.batch((BEGIN, *(insert(100 * count + n) for n in range(count)), COMMIT))
+    assert 1 <= len(connection._session.known) <= ITEMS_MAX
     await connection.release()
 
 

@@ -11,11 +11,9 @@ tests have run with, where all of them are there (`may_be_used`). `_asyncpg_publ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final, NamedTuple
-from weakref import ref
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionHolder, PoolConnectionProxy
@@ -27,6 +25,8 @@ from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
 from onefold.db._asyncpg_public import VENDOR_ERRORS, AsyncpgQueries, Handle
+from onefold.db._asyncpg_session import NO_RESET, BegunByBatch, CopyCount, SessionReset, split_reset
+from onefold.db._batch_plans import ITEMS_MAX, Plans, shape_of
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._opened_elsewhere import close_quietly
 from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
@@ -39,11 +39,12 @@ TESTED: Final = ((0, 32),)  # minor versions
 _NAMES: Final = {
     asyncpg.Pool: "_closing _generation _holders _loop _queue _reset _setup",
     PoolConnectionHolder: "_con _generation _in_use _max_queries _maybe_cancel_inactive_callback _proxy _release "
-    "_setup _setup_inactive_callback _timeout",
+    "_setup_inactive_callback",
     PoolConnectionProxy: "_con _detach _holder",
-    asyncpg.Connection: "_check_open _execute _listeners _log_listeners _pool_release_ctr _protocol _stmt_cache "
-    "_top_xact _transport get_reset_query",
-    Protocol: "_is_cancelling _wait_for_cancellation bind_execute_many copy_in copy_out queries_count",
+    asyncpg.Connection: "_check_open _execute _listeners _log_listeners _pool_release_ctr _protocol _query_loggers "
+    "_stmt_cache _top_xact _transport get_reset_query",
+    Protocol: "_is_cancelling _wait_for_cancellation bind_execute_many copy_in copy_out is_in_transaction "
+    "queries_count query",
 }
 
 #: How often a connection passes from one request to the next before the pool gets it back.
@@ -56,60 +57,38 @@ def may_be_used() -> bool:
     return there and may_use_private_names("asyncpg", TESTED)
 
 
-#: How asyncpg's reset of a session begins: the part of it that is cheaper when it is prepared.
-_UNLOCK = Statement("SELECT pg_advisory_unlock_all()")
+class KnownBatch(NamedTuple):
+    """Batches of one shape, for a session that has all their statements."""
 
-
-class SessionReset(NamedTuple):
-    """What the pool would send to a session that comes back to it, in a round trip of its own."""
-
-    first: tuple[Statement, ...] = ()
-    rest: str = ""
-    """What follows."""
-    each: tuple[Statement | str, ...] = ()
-    """All of it, one by one."""
-
-
-NO_RESET = SessionReset()
+    write: Callable[[Sequence[BatchItem]], Any]
+    """A simple query, or messages that stand in front of the end."""
+    end: PreparedStatementState | None
+    """The last statement, as asyncpg knows it. None: of a simple query."""
 
 
 class PooledSession:
     """What outlives a request on a connection of the pool."""
 
-    __slots__ = ("_ends", "connection", "copies", "passed", "prepared", "prepares", "reset", "resets_as_usual")
+    __slots__ = (
+        "connection", "copies", "known", "passed", "prepared", "prepares", "protocol", "reset", "resets_as_usual",
+    )  # fmt: skip
 
-    def __init__(self, connection: Any, gone: Callable[[ref[Any]], None], pool: Any) -> None:
-        self.connection = ref(connection, gone)  # an id may be used again, a reference tells
+    def __init__(self, connection: Any, pool: Any) -> None:
+        self.connection = connection
+        #: A connection that is closed has none any more. This one refuses then what it is asked for.
+        self.protocol = connection._protocol
         #: A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
         self.prepares = connection._stmt_cache.get_max_size() > 0
         self.prepared: set[str] = set()
+        #: By their shape, the schema, and whether they come before the handler.
+        self.known: Plans[KnownBatch] = Plans()
         #: How often it went from request to request without the pool.
         self.passed = 0
         #: A pool or a connection class with hooks of its own keeps them.
         usual = type(connection).get_reset_query is asyncpg.Connection.get_reset_query
         self.resets_as_usual = usual and getattr(pool, "_reset", None) is None and getattr(pool, "_setup", None) is None
-        reset: str = connection.get_reset_query() if self.resets_as_usual else ""
-        rest = reset.removeprefix(_UNLOCK.sql)
-        first = () if rest == reset else (_UNLOCK,)
-        self.reset = SessionReset(first, rest, (*first, *(text.strip() for text in rest.split(";") if text.strip())))
-        #: The last statements of bound batches, as asyncpg knows them.
-        self._ends: dict[str, PreparedStatementState] = {}
-        #: How often COPY was begun, which asyncpg does not count among its queries.
-        self.copies = 0
-        protocol = connection._protocol
-        for name in ("copy_in", "copy_out"):
-            setattr(protocol, name, partial(self._copy, getattr(protocol, name)))
-
-    def _copy(self, copy: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.copies += 1
-        return copy(*args, **kwargs)
-
-    def end(self, connection: Any, name: str, sql: str) -> PreparedStatementState:
-        """A statement without values that our own messages parse. `connection.prepare` would ask the server about it:
-        a round trip, on a new connection, between what the handler did and its COMMIT."""
-        if name not in self._ends:  # once or twice for each connection of the pool
-            self._ends[name] = PreparedStatementState(name, sql, connection._protocol, asyncpg.Record, True)
-        return self._ends[name]
+        self.reset = split_reset(connection.get_reset_query()) if self.resets_as_usual else NO_RESET
+        self.copies = CopyCount(self.protocol)
 
 
 class FastPool(FairPool):
@@ -117,8 +96,8 @@ class FastPool(FairPool):
 
     def __init__(self, pool: Pool, *, patience_s: float) -> None:
         super().__init__(pool, patience_s=patience_s)
-        #: By the id of the connection.
-        self._sessions: dict[int, PooledSession] = {}
+        #: By the pool's own places for them.
+        self._sessions: dict[PoolConnectionHolder, PooledSession] = {}
         self.preparer = Preparer()
         self.binder = Binder(self.preparer.mark)
         self.prepares = True
@@ -133,13 +112,12 @@ class FastPool(FairPool):
         connection = holder._con
         if connection is None or connection.is_closed() or holder._generation != pool._generation:
             return None  # it has to be connected first
-        if holder._setup is not None or pool._closing:
+        if pool._setup is not None or pool._closing:
             return None
         idle.pop()
         holder._maybe_cancel_inactive_callback()
         holder._proxy = PoolConnectionProxy(holder, connection)
         holder._in_use = pool._loop.create_future()
-        holder._timeout = None
         return holder._proxy
 
     @staticmethod
@@ -150,17 +128,18 @@ class FastPool(FairPool):
         return bool(self.pool._queue._queue)
 
     def connection(self, proxy: Any, schema: str | None) -> FastConnection:
-        connection = proxy._con  # the pooled connection itself: the proxy is new each time
-        session = self._sessions.get(id(connection))
-        if session is None or session.connection() is not connection:
-            gone = partial(self._forget, id(connection))
-            session = self._sessions[id(connection)] = PooledSession(connection, gone, self.pool)
+        holder, connection = proxy._holder, proxy._con  # the pooled connection itself: the proxy is new each time
+        session = self._sessions.get(holder)
+        if session is None or session.connection is not connection:
+            session = self._sessions[holder] = PooledSession(connection, self.pool)
         return FastConnection(self, proxy, session, schema)
 
-    def _forget(self, number: int, gone: ref[Any]) -> None:
-        session = self._sessions.get(number)
-        if session is not None and session.connection is gone:
-            del self._sessions[number]
+    def stop_preparing(self) -> None:
+        """A session was found to have other statements than it was given: a pooler changes sessions under us, or the
+        application discards what they have."""
+        self.prepares = False
+        for session in self._sessions.values():
+            session.known.clear()
 
     def may_keep(self, proxy: Any) -> bool:
         """Whether a connection without traces of its last use can be used on as it is. False: there is something about
@@ -168,12 +147,14 @@ class FastPool(FairPool):
         holder, connection = proxy._holder, proxy._con
         if connection is None or connection.is_closed():
             return False
-        if connection._listeners or connection._log_listeners:
-            return False
         protocol = connection._protocol
-        if protocol.queries_count >= holder._max_queries or protocol._is_cancelling():
-            return False
-        return bool(holder._generation == self.pool._generation)
+        return not (
+            connection._listeners
+            or connection._log_listeners
+            or protocol.queries_count >= holder._max_queries
+            or protocol._is_cancelling()
+            or holder._generation != self.pool._generation
+        )
 
     def renew(self, proxy: Any) -> Any:
         holder, connection = proxy._holder, proxy._con
@@ -198,12 +179,8 @@ class FastPool(FairPool):
                 close_quietly(holder._con)
 
 
-class _BegunByBatch:
-    """What asyncpg is told about the transaction that our batch began, so that the handler's own
-    `connection.transaction()` becomes a savepoint instead of an InterfaceError."""
-
-    _isolation = None  # it asks the server, should it want to know
-    _managed = True
+#: A batch as it is sent, what it prepares, and what is known of such batches once it is done.
+_Written: TypeAlias = tuple[str | bytes, Collection[str], KnownBatch | None]
 
 
 class FastConnection(AsyncpgQueries):
@@ -226,7 +203,7 @@ class FastConnection(AsyncpgQueries):
         self._sent = 0
         #: Whether the handler had sent one before that, and how often COPY was begun before it had the connection.
         self._executed = False
-        self._copies = session.copies
+        self._copies = session.copies.begun
         #: Whether the session is as the pool expects it back. Our own statements leave nothing behind.
         self._pure = True
 
@@ -234,77 +211,101 @@ class FastConnection(AsyncpgQueries):
     def handle(self) -> Handle:
         self._pure = False
         connection = self._connection
-        if connection._top_xact is None and self._in_transaction():
-            connection._top_xact = _BegunByBatch
+        if connection._top_xact is None and self._session.protocol.is_in_transaction():
+            connection._top_xact = BegunByBatch
         handle: Handle = self._proxy
         return handle
 
     @property
     def executed(self) -> bool:
         """Whether the handler has had anything executed: what it forgets to await is not even sent."""
-        protocol = self._connection._protocol  # None once it is closed: then it cannot be told
-        counts = protocol is None or protocol.queries_count != self._sent
-        return self._executed or counts or self._session.copies != self._copies
+        if self._connection.is_closed():
+            return True  # it cannot be told
+        session = self._session
+        counts = session.protocol.queries_count != self._sent
+        return self._executed or counts or session.copies.begun != self._copies
 
     async def batch(self, items: Sequence[BatchItem]) -> int:
-        connection, session, pool = self._connection, self._session, self._pool
-        protocol = connection._protocol  # None once it is closed
-        if not self._pure and protocol is not None and protocol.queries_count != self._sent:
+        session, pure = self._session, self._pure
+        protocol = session.protocol
+        if not pure and protocol.queries_count != self._sent:
             self._executed = True
-        last = items[-1]
-        binds = has_secrets(items)
-        ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
-        purifies = ends and not self._pure and session.resets_as_usual
-        new: set[str] = set()
+        known = session.known.get((self.schema, pure, shape_of(items)))
         try:
-            send = self._send_bound if binds else self._send
-            status = await send(items, session.reset if purifies else NO_RESET, new)
+            if known is None:
+                status = await self._send_anew(items)
+            else:
+                write, end = known
+                status = await self._send(write(items), end)
         except VENDOR_ERRORS as error:
             if sqlstate_of(error) in NOT_AS_PREPARED:
-                pool.prepares = False
-            # Which of the new statements exist by now is unknown: prepare no more here, and do not reuse it.
-            self._broken = self._broken or bool(new) or not pool.prepares
+                self._pool.stop_preparing()
+            if not self._pool.prepares:
+                self._break()
             raise self._translate_error(error) from error
         finally:
-            if connection._top_xact is not None and (ends or not self._in_transaction()):
-                connection._top_xact = None  # what we told asyncpg is over
-        if new:
-            session.prepared.update(new)
-        if purifies:
-            self._pure = True
-        protocol = connection._protocol
-        if ends and protocol is not None and protocol.queries_count != self._sent:
-            # A task that the handler left behind was quicker: it uses the connection now, outside of any transaction.
-            self._broken = True
-        return read_tag(status) if type(last) is Statement else 0
+            if not pure and not protocol.is_in_transaction():
+                self._connection._top_xact = None  # what we told asyncpg is over
+        last = items[-1]
+        if type(last) is Statement:
+            return read_tag(status)
+        if last is Boundary.COMMIT or last is Boundary.ROLLBACK:
+            self._pure = pure or session.resets_as_usual
+            if protocol.queries_count != self._sent:
+                # A task that the handler left behind was quicker: it uses the connection now, outside of ours.
+                self._broken = True
+        return 0
 
-    # What follows returns what asyncpg makes to be awaited: every coroutine in between is paid for by every request.
-
-    def _send(self, items: Sequence[BatchItem], reset: SessionReset, new: set[str]) -> Awaitable[str]:
-        """As one simple query, with the values in it."""
-        if not self._pure:
-            items = as_ourselves(items)
-        if self._prepares:
-            query, unknown = self._pool.preparer.query((*items, *reset.first), self._session.prepared, self.schema)
-            if unknown:
-                new.update(unknown)
+    async def _send_anew(self, items: Sequence[BatchItem]) -> str:
+        """Send a batch that nothing is known of, and keep how it was sent, for the next one."""
+        session, pure, prepares = self._session, self._pure, self._prepares
+        reset = session.reset if not pure and items[-1] in (Boundary.COMMIT, Boundary.ROLLBACK) else NO_RESET
+        sent = items if pure else as_ourselves(items)
+        if has_secrets(items):
+            if not prepares or len(items) == 1:
+                return await self._send_one_by_one(sent, reset)
+            written, new, known = self._bind_anew(items, (*sent, *reset.each))
+        elif prepares:
+            written, new, known = self._prepare_anew(items, (*sent, *reset.first), reset.rest)
         else:
-            query = render_unprepared((*items, *reset.first), self.schema)
-        return self._execute(f"{query};{reset.rest}" if reset.rest else query)
+            return await self._send(render_unprepared((*sent, *reset.first), self.schema) + reset.rest)
+        try:
+            status = await self._send(written, None if known is None else known.end)
+        except VENDOR_ERRORS:
+            if new:  # which of them exist by now is unknown
+                self._break()
+            raise
+        session.prepared.update(new)
+        if known is not None and len(items) <= ITEMS_MAX and self._prepares:
+            session.known.keep((self.schema, pure, shape_of(items)), known)
+        return status
 
-    def _send_bound(self, items: Sequence[BatchItem], reset: SessionReset, new: set[str]) -> Awaitable[str]:
-        """With the values beside the text. asyncpg can send no two statements at once, but it can send one for many
-        arguments, which it asks for when it is free to send: then our messages go out in front of its last one."""
-        connection, session, is_theirs = self._connection, self._session, not self._pure
-        if not self._prepares or len(items) == 1:
-            return self._send_one_by_one(as_ourselves(items) if is_theirs else items, reset)
-        bind = self._pool.binder.bind
-        messages, unknown, last = bind(items, reset.each, session.prepared, self.schema, handed_out=is_theirs)
-        if unknown:
-            new.update(unknown)
-        end, protocol = session.end(connection, last.name, last.sql), connection._protocol
-        args, self._sent = _after(connection._transport, messages), protocol.queries_count + 1
-        sent: Awaitable[str] = protocol.bind_execute_many(end, args, "", None, False)
+    def _bind_anew(self, items: Sequence[BatchItem], sent: Sequence[BatchItem | str]) -> _Written:
+        session, binder = self._session, self._pool.binder
+        messages, new, last = binder.write(sent, session.prepared, self.schema)
+        # Our own messages parse it. `connection.prepare` would ask the server about it: a round trip, on a new
+        # connection, between what the handler did and its COMMIT.
+        end = PreparedStatementState(last.name, last.sql, session.protocol, asyncpg.Record, True)
+        return messages, new, KnownBatch(binder.plan(items, sent, self.schema).write, end)
+
+    def _prepare_anew(self, items: Sequence[BatchItem], sent: Sequence[BatchItem], rest: str) -> _Written:
+        preparer = self._pool.preparer
+        query, new = preparer.write(sent, self._session.prepared, self.schema)
+        plan = preparer.plan(items, sent, rest, self.schema)
+        return query + rest, new, None if plan is None else KnownBatch(plan.write, None)
+
+    def _send(self, written: Any, end: PreparedStatementState | None = None) -> Awaitable[str]:
+        """A simple query, or messages and what ends them. It returns what asyncpg makes to be awaited: every coroutine
+        in between is paid for by every request."""
+        connection, protocol = self._connection, self._session.protocol
+        sent: Awaitable[str]
+        self._sent = protocol.queries_count + 1
+        if end is not None:
+            # asyncpg can send no two statements at once, but it can send one for many arguments, which it asks for when
+            # it is free to send: then our messages go out in front of its last one.
+            sent = protocol.bind_execute_many(end, _after(connection._transport, written), "", None, False)
+        else:
+            sent = connection.execute(written) if connection._query_loggers else protocol.query(written, None)
         return sent
 
     async def _send_one_by_one(self, items: Sequence[BatchItem], reset: SessionReset) -> str:
@@ -315,14 +316,8 @@ class FastConnection(AsyncpgQueries):
                 _, said, _ = await self._execute_ours(qualify_tables(item.sql, self.schema), item.values, status=True)
                 status = said.decode()
             else:
-                status = await self._execute(render_item(item, self.schema))
-        return await self._execute(reset.rest) if reset.rest else status
-
-    def _execute(self, query: str) -> Awaitable[str]:
-        protocol = self._connection._protocol  # None once it is closed
-        self._sent = 0 if protocol is None else protocol.queries_count + 1
-        sent: Awaitable[str] = self._connection.execute(query)
-        return sent
+                status = await self._send(render_item(item, self.schema))
+        return await self._send(reset.rest) if reset.rest else status
 
     def _execute_ours(self, query: str, values: tuple[Value, ...], *, status: bool = False) -> Awaitable[Any]:
         """Read and write values as asyncpg does by default, whatever codecs the application has set on its connections:
@@ -337,8 +332,7 @@ class FastConnection(AsyncpgQueries):
 
     @property
     def _prepares(self) -> bool:
-        prepares = self._pool.prepares and self._session.prepares and not self._broken
-        return prepares and self._connection._protocol is not None
+        return self._pool.prepares and self._session.prepares and not self._broken
 
     async def fetch(self, statement: Statement) -> list[Row]:
         sql = qualify_tables(statement.sql, self.schema)
@@ -348,13 +342,16 @@ class FastConnection(AsyncpgQueries):
             raise self._translate_error(error) from error
 
     async def release(self) -> None:
-        if self._broken or self._in_transaction():
+        session, pool, proxy = self._session, self._pool, self._proxy
+        if self._broken or session.protocol.is_in_transaction():
             await self.discard()
             return
-        session, pool, proxy = self._session, self._pool, self._proxy
         if self._pure and session.resets_as_usual and pool.may_keep(proxy):
-            session.passed = (session.passed + 1) % PASSES_MAX
-            if not (session.passed and pool.pass_on(proxy)) and pool.put_back(proxy):
+            if session.passed < PASSES_MAX and pool.pass_on(proxy):
+                session.passed += 1
+                return
+            session.passed = 0
+            if pool.put_back(proxy):
                 await asyncio.sleep(0)
             return
         try:
@@ -382,8 +379,10 @@ class FastConnection(AsyncpgQueries):
         with suppress(*VENDOR_ERRORS):  # terminated: there may be nothing to give back
             await pool.pool.release(self._proxy)
 
-    def _in_transaction(self) -> bool:
-        return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
+    def _break(self) -> None:
+        """Prepare no more here, and do not reuse it."""
+        self._broken = True
+        self._session.known.clear()
 
     def _translate_error(self, error: BaseException) -> OnefoldError:
         connection = self._connection

@@ -1,12 +1,13 @@
 """What is kept of batches: they come again and again with the same texts and other values.
 
-A driver that has written a batch keeps what it wrote as a plan, by the batch's shape. The next batch of that shape is
-the plan and its own values: none of its items is looked at by itself.
+A driver that has sent a batch keeps for its session how it was written, as a plan, by the batch's shape. The next batch
+of that shape is the plan and its own values: none of its items is looked at by itself. A session has the plans of
+batches only whose statements it has prepared, all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter, call, itemgetter
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -35,25 +36,16 @@ class PerKind(dict[type[Any], T]):
                 return self[base]
         raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {kind.__name__}")
 
-    def of(self, values: Iterable[Any]) -> Iterator[T]:
-        """What there is for each of the values."""
-        return map(self.__getitem__, map(type, values))
-
-
-def apply(functions: PerKind[Callable[[Any], T]], values: Sequence[Any]) -> Iterator[T]:
-    """What the functions make of the values, each by the one for its kind."""
-    return map(call, map(functions.__getitem__, map(type, values)), values)
-
 
 #: What stays the same of an item from batch to batch.
-_TEXTS: Final[PerKind[Callable[[Any], Hashable]]] = PerKind(
+_texts_of: Final = PerKind[Callable[[Any], Hashable]](
     {Statement: itemgetter(0), Boundary: attrgetter("_value_"), Nested: tuple}
-)
+).__getitem__
 
 
 def shape_of(items: Sequence[BatchItem]) -> Shape:
     """What all batches have in common that differ by their values only."""
-    return tuple(map(call, map(_TEXTS.__getitem__, map(type, items)), items))  # `apply`, without the call
+    return tuple(map(call, map(_texts_of, map(type, items)), items))
 
 
 def places_of_values(items: Sequence[BatchItem]) -> tuple[int, ...]:
@@ -62,12 +54,12 @@ def places_of_values(items: Sequence[BatchItem]) -> tuple[int, ...]:
 
 
 class Plans(dict[Shape, P], Generic[P]):
-    """What is kept, by the shape of the batch and whatever else it depends on."""
+    """What is kept for a session, by the shape of the batch and whatever else it depends on."""
 
     __slots__ = ()
 
-    def keep(self, shape: Shape, plan: P) -> P:
+    def keep(self, shape: Shape, plan: P) -> None:
+        """From now on batches of this shape are sent by the plan."""
         if len(self) >= _PLANS_MAX:
             self.clear()
         self[shape] = plan
-        return plan

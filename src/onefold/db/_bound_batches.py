@@ -8,16 +8,16 @@ the end: the first error makes the server skip the rest, COMMIT included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain
+from operator import call
 from struct import Struct
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
-from onefold.db._batch_plans import ITEMS_MAX, PerKind, Plans, apply, places_of_values, shape_of
-from onefold.db._postgres_session import as_ourselves
+from onefold.db._batch_plans import PerKind, places_of_values
 from onefold.db._postgres_text import encode_text, render_unbound
 
 _INT16: Final = Struct("!h").pack
@@ -26,7 +26,6 @@ _INT32: Final = Struct("!i").pack
 #: Run the portal that was bound last, to its end.
 _EXECUTE: Final = b"E" + _INT32(9) + b"\0" + _INT32(0)
 _NO_RESULT_FORMATS: Final = _INT16(0)
-_COUNT_BYTES: Final = 2
 
 #: Beyond, they are named anew. A release of onefold has far fewer.
 _STATEMENTS_MAX: Final = 1000
@@ -43,9 +42,10 @@ def has_secrets(items: Sequence[BatchItem]) -> bool:
     return False
 
 
-def encode_values(values: tuple[Value, ...]) -> tuple[list[Any], list[int]]:
+def encode_values(values: tuple[Value, ...]) -> tuple[list[Any], tuple[int, ...]]:
     """Values as Postgres reads them, and their formats: bytes as they are (1), the rest as text (0). None: NULL."""
-    return list(apply(_ENCODERS, values)), list(_FORMATS.of(values))
+    kinds = _kinds(tuple(map(type, values)))
+    return list(map(call, kinds.encoders, values)), kinds.formats
 
 
 def _null(_: None) -> None:
@@ -58,57 +58,53 @@ _ENCODERS: Final[PerKind[Callable[[Any], bytes | None]]] = PerKind(
 _FORMATS: Final = PerKind({bytes: 1, int: 0, str: 0, NoneType: 0})
 
 
+class _Kinds(NamedTuple):
+    """How values of these kinds are written."""
+
+    encoders: tuple[Callable[[Any], bytes | None], ...]
+    formats: tuple[int, ...]
+    announced: bytes
+    """The formats, and the number of values, as they stand in front of the values."""
+    may_be_null: bool
+
+
+@lru_cache(maxsize=1000)  # a statement is given values of the same kinds, but for a NULL here and there
+def _kinds(kinds: tuple[type[Any], ...]) -> _Kinds:
+    formats = tuple(_FORMATS[kind] for kind in kinds)
+    announced = b"".join(map(_INT16, (*formats, len(kinds))))
+    return _Kinds(tuple(_ENCODERS[kind] for kind in kinds), formats, announced, NoneType in kinds)
+
+
+class BoundPlan(NamedTuple):
+    """Batches of one shape, in a session that has all their statements, as messages."""
+
+    bound: tuple[tuple[int, bytes, bytes], ...]
+    """For each statement with values: its place in the batch, what goes in front of it, and its head."""
+    behind: bytes
+
+    def write(self, items: Sequence[Any]) -> bytes:
+        """All but the last one, with the values of these items."""
+        messages = b""
+        for place, front, head in self.bound:
+            messages += front + _bind(head, items[place].values)
+        return messages + self.behind
+
+
 class Binder:
     """Writes batches for the sessions of one database. A statement is parsed once in a session, under a name."""
 
-    __slots__ = ("_mark", "_named", "_plans")
+    __slots__ = ("_mark", "_named")
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         #: By their texts: batches come in as many shapes as there are numbers of events, but have few of these.
         self._named: dict[tuple[str | None, str | BatchItem], NamedStatement] = {}
-        #: By the texts of the items, where they come again and again.
-        self._plans: Plans[BoundPlan] = Plans()
 
-    def bind(
-        self,
-        items: Sequence[BatchItem],
-        after: tuple[BatchItem | str, ...],
-        prepared: set[str],
-        schema: str | None,
-        *,
-        handed_out: bool = False,
-    ) -> tuple[bytes, Collection[str], NamedStatement]:
-        """The items (`as_ourselves`, where the connection was `handed_out`), and what follows each time, for a session
-        that has `prepared` some: the messages of all but the last one, the names of the statements that they parse
-        first, and the last one, which has no values and is sent by the driver itself."""
-        plan = self.plan(items, after, schema, handed_out=handed_out)
-        if plan is None or not plan.names <= prepared:
-            whole = as_ourselves(items) if handed_out else items
-            return self._write((*whole, *after), prepared, schema)
-        given: Sequence[Any] = items
-        messages = b""
-        for place, front, head in plan.before:
-            messages += front + _bind(head, given[place].values)
-        return messages + plan.behind, (), plan.last
-
-    def plan(
-        self, items: Sequence[BatchItem], after: tuple[BatchItem | str, ...], schema: str | None, *, handed_out: bool
-    ) -> BoundPlan | None:
-        """What is known of batches of this shape; None: they have too many items for that."""
-        if len(items) > ITEMS_MAX:
-            return None
-        shape = (schema, handed_out, after, *shape_of(items))
-        plan = self._plans.get(shape)
-        if plan is None:
-            whole = (*(as_ourselves(items) if handed_out else items), *after)
-            named = [(self.find(item, schema), bool(_values(item))) for item in whole]
-            plan = self._plans.keep(shape, _plan(named, places_of_values(items)))
-        return plan
-
-    def _write(
+    def write(
         self, items: Sequence[BatchItem | str], prepared: set[str], schema: str | None
     ) -> tuple[bytes, Collection[str], NamedStatement]:
+        """The items for a session that has `prepared` some: the messages of all but the last one, the names of the
+        statements that they parse first, and the last one, which has no values and is sent by the driver itself."""
         parts: list[bytes] = []
         new: set[str] = set()
         for item in items:
@@ -122,6 +118,20 @@ class Binder:
         del parts[-1]
         return b"".join(parts), new, it
 
+    def plan(self, items: Sequence[BatchItem], sent: Sequence[BatchItem | str], schema: str | None) -> BoundPlan:
+        """For batches like these items, which are sent as those: what is sent beyond the items has no values."""
+        bound: list[tuple[int, bytes, bytes]] = []
+        places = iter(places_of_values(items))
+        constant = b""
+        for item in sent[:-1]:
+            head = self.find(item, schema).head
+            if _values(item):
+                bound.append((next(places), constant, head))
+                constant = b""
+            else:
+                constant += head
+        return BoundPlan(tuple(bound), constant)
+
     def find(self, item: BatchItem | str, schema: str | None) -> NamedStatement:
         """A statement under its name."""
         text = item.sql if isinstance(item, Statement) else item
@@ -132,35 +142,6 @@ class Binder:
                 self._named.clear()
             it = self._named[schema, text] = name_statement(item, self._mark, schema)
             return it
-
-
-class BoundPlan(NamedTuple):
-    """Batches of one shape, in a session that has all their statements."""
-
-    names: frozenset[str]
-    places: tuple[int, ...]
-    """Where the items with values stand in the batch, before `as_ourselves`."""
-    steps: tuple[tuple[bytes, int | None], ...]
-    """For each statement that is sent: its name, and which of `places` has its values."""
-    before: tuple[tuple[int, bytes, bytes], ...]
-    """As messages, for each statement with values: its place, what goes in front of it, and its head."""
-    behind: bytes
-    last: NamedStatement
-
-
-def _plan(items: Sequence[tuple[NamedStatement, bool]], places: tuple[int, ...]) -> BoundPlan:
-    steps: list[tuple[bytes, int | None]] = []
-    before: list[tuple[int, bytes, bytes]] = []
-    constant = b""
-    for it, has_values in items:
-        steps.append((it.name.encode(), len(before) if has_values else None))
-        if has_values:
-            before.append((places[len(before)], constant, it.head))
-            constant = b""
-        elif len(steps) < len(items):
-            constant += it.head
-    names = frozenset(it.name for it, _ in items)
-    return BoundPlan(names, places, tuple(steps), tuple(before), constant, items[-1][0])
 
 
 def _values(item: BatchItem | str) -> tuple[Value, ...]:
@@ -194,8 +175,13 @@ def _message(kind: bytes, payload: bytes) -> bytes:
 
 
 def _bind(head: bytes, values: tuple[Value, ...]) -> bytes:
-    data, formats = encode_values(values)
-    lengths = [-1 if each is None else len(each) for each in data] if None in data else map(len, data)
-    fields = filter(None, chain.from_iterable(zip(map(_INT32, lengths), data, strict=True)))
-    count = head[-_COUNT_BYTES:]
-    return _message(b"B", b"".join((head, *map(_INT16, formats), count, *fields, _NO_RESULT_FORMATS))) + _EXECUTE
+    kinds = _kinds(tuple(map(type, values)))
+    data: list[Any] = list(map(call, kinds.encoders, values))
+    lengths: Iterable[int] = map(len, data)
+    if kinds.may_be_null:
+        lengths = [-1 if each is None else len(each) for each in data]
+        data = [each or b"" for each in data]
+    fields = data * 2  # each behind its length
+    fields[::2] = map(_INT32, lengths)
+    fields[1::2] = data
+    return _message(b"B", b"".join((head, kinds.announced, *fields, _NO_RESULT_FORMATS))) + _EXECUTE

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import call
 from secrets import token_hex
 from types import NoneType
 from typing import Any, Final
 
 from onefold._kernel.effects import BatchItem, Boundary, Nested, Statement, Value
-from onefold.db._batch_plans import PerKind, apply
+from onefold.db._batch_plans import PerKind
 from onefold.errors import StatementRefused
 
 #: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
@@ -55,7 +56,7 @@ def qualify_tables(sql: str, schema: str | None) -> str:
 
 def literals(values: Sequence[Value]) -> tuple[str, ...]:
     """The values as SQL text, of no type until their places give them one: as parameters would be."""
-    return tuple(apply(_LITERALS, values))
+    return tuple(map(call, map(_literal_of, map(type, values)), values))
 
 
 def _hex(value: bytes) -> str:
@@ -97,9 +98,9 @@ def _null(_: None) -> str:
     return "NULL"
 
 
-_LITERALS: Final[PerKind[Callable[[Any], str]]] = PerKind(
+_literal_of: Final = PerKind[Callable[[Any], str]](
     {bytes: _hex, int: "'{:d}'".format, str: _text, NoneType: _null}
-)
+).__getitem__
 
 
 def inline_values(statement: Statement, schema: str | None = None) -> str:
@@ -141,6 +142,7 @@ def script(statements: Iterable[str]) -> str:
     return "\n;".join(statements)
 
 
+@lru_cache(maxsize=100)  # most batches end with "SELECT 0"
 def read_tag(tag: str) -> int:
     """How many rows the tag of a completed command counts: 1 for "INSERT 0 1"."""
     count = tag.rpartition(" ")[2]

@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 from onefold._kernel.effects import BatchItem, Nested, Statement, Value
-from onefold.db._batch_plans import ITEMS_MAX, Plans, Shape, places_of_values, shape_of
+from onefold.db._batch_plans import places_of_values
 from onefold.db._postgres_text import BOUNDARIES, literals, placeholders, qualify_tables, render_item, script
 
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
@@ -28,85 +28,96 @@ def render_unprepared(items: Sequence[BatchItem], schema: str | None) -> str:
     return script(render_item(item, schema) for item in items)
 
 
+class PreparedPlan(NamedTuple):
+    """Batches of one shape, in a session that has all their statements."""
+
+    text: str
+    """With `%s` for values."""
+    places: tuple[int, ...]
+    """Where the items with values stand in the batch."""
+
+    def write(self, items: Sequence[Any]) -> str:
+        """The query, with the values of these items."""
+        values: tuple[Value, ...] = ()
+        for place in self.places:
+            values += items[place].values
+        return self.text % literals(values)
+
+
 class Preparer:
     """Writes batches for the sessions of one database."""
 
-    __slots__ = ("_known", "_plans", "mark")
+    __slots__ = ("_known", "mark")
 
     def __init__(self) -> None:
         #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
         self.mark = token_hex(4)
         #: By their texts; None: it cannot be prepared.
         self._known: dict[tuple[str | None, str], _Prepared | None] = {}
-        self._plans: Plans[_PreparedPlan] = Plans()
 
-    def query(
+    def write(
         self, items: Sequence[BatchItem], prepared: set[str], schema: str | None = None
     ) -> tuple[str, Collection[str]]:
         """The batch for a session that has `prepared` some, and the names of those it prepares first."""
-        shape = (schema, *shape_of(items)) if len(items) <= ITEMS_MAX else None
-        plan = None if shape is None else self._plans.get(shape)
-        if plan is None or not plan.names <= prepared:
-            return self._write(items, prepared, schema, shape)
-        given: Sequence[Any] = items
-        values: tuple[Value, ...] = ()
-        for place in plan.places:
-            values += given[place].values
-        return plan.text % literals(values), ()
-
-    def _write(
-        self, items: Sequence[BatchItem], prepared: set[str], schema: str | None, shape: Shape | None
-    ) -> tuple[str, Collection[str]]:
+        steps = self._steps(items, schema)
+        if steps is None:
+            return render_unprepared(items, schema), ()
         texts: list[str] = []
-        values: list[Value] = []
-        names: set[str] = set()
         new: set[str] = set()
+        for it in steps:
+            # Each statement is prepared right before it is first executed: BEGIN must come first, and so must the
+            # ROLLBACK that makes an aborted transaction take statements again.
+            if it.name is not None and it.name not in prepared and it.name not in new:
+                new.add(it.name)
+                texts.append(it.prepare)
+            texts.append(it.execute)
+        return script(texts) % literals(_values(items)), new
+
+    def plan(
+        self, items: Sequence[BatchItem], sent: Sequence[BatchItem], rest: str = "", schema: str | None = None
+    ) -> PreparedPlan | None:
+        """For batches like these items, which are sent as those, with the rest behind. None: they have something that
+        cannot be prepared."""
+        steps = self._steps(sent, schema)
+        if steps is None:
+            return None
+        return PreparedPlan(script(it.execute for it in steps) + rest.replace("%", "%%"), places_of_values(items))
+
+    def _steps(self, items: Sequence[BatchItem], schema: str | None) -> list[_Prepared] | None:
+        """What is sent for each item. None: something of it cannot be prepared."""
+        steps: list[_Prepared] = []
         for item in items:
             match item:
                 case Statement():
-                    try:
-                        it = self._known[schema, item.sql]
-                    except KeyError:
-                        it = self._name(item.sql, schema)
+                    it = self._find(item.sql, schema)
                     if it is None:
-                        return render_unprepared(items, schema), ()
-                    # Each statement is prepared right before it is first executed: BEGIN must come first, and so must
-                    # the ROLLBACK that makes an aborted transaction take statements again.
-                    if it.name not in prepared and it.name not in new:
-                        new.add(it.name)
-                        texts.append(it.prepare)
-                    names.add(it.name)
-                    texts.append(it.execute)
-                    values += item.values
+                        return None
+                    steps.append(it)
                 case Nested():
-                    return render_unprepared(items, schema), ()  # a name of its own each time
+                    return None  # a name of its own each time
                 case _:
-                    texts.append(BOUNDARIES[item])
-        text = script(texts)
-        if not new and shape is not None:
-            self._plans.keep(shape, _PreparedPlan(frozenset(names), text, places_of_values(items)))
-        return text % literals(values), new
+                    steps.append(_Prepared(None, "", BOUNDARIES[item]))
+        return steps
 
-    def _name(self, sql: str, schema: str | None) -> _Prepared | None:
-        if len(self._known) >= _STATEMENTS_MAX:
-            self._known.clear()
-        it = self._known[schema, sql] = _name(sql, self.mark, schema)
-        return it
+    def _find(self, sql: str, schema: str | None) -> _Prepared | None:
+        try:
+            return self._known[schema, sql]
+        except KeyError:
+            if len(self._known) >= _STATEMENTS_MAX:
+                self._known.clear()
+            it = self._known[schema, sql] = _name(sql, self.mark, schema)
+            return it
 
 
-class _PreparedPlan(NamedTuple):
-    """Batches of one shape, in a session that has all their statements. The text has `%s` for values."""
-
-    names: frozenset[str]
-    text: str
-    places: tuple[int, ...]
-    """Where the items with values stand."""
+def _values(items: Sequence[BatchItem]) -> list[Value]:
+    return [value for item in items if isinstance(item, Statement) for value in item.values]
 
 
 class _Prepared(NamedTuple):
-    """A statement as a session knows it, and what makes it known there. Texts have `%s` for values."""
+    """A statement as a session knows it, and what makes it known there; or a boundary, which has no name. Texts have
+    `%s` for values."""
 
-    name: str
+    name: str | None
     prepare: str
     execute: str
 

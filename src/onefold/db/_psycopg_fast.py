@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 from weakref import ref
@@ -28,14 +28,16 @@ from psycopg.pq import ExecStatus
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
+from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
-from onefold.db._bound_batches import Binder, BoundPlan, encode_values, has_secrets
+from onefold.db._batch_plans import Plans, shape_of
+from onefold.db._bound_batches import encode_values, has_secrets
 from onefold.db._postgres_session import as_ourselves
-from onefold.db._postgres_text import BOUNDARIES, LEVELS, qualify_tables, render_item, render_unbound, script
-from onefold.db._prepared_batches import Preparer
+from onefold.db._postgres_text import LEVELS, qualify_tables, render_item, render_unbound, script
+from onefold.db._prepared_batches import PreparedPlan
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
+from onefold.db._psycopg_plans import AS_CHOSEN, PipelinePlan, PlannedBatch, PreparedNames, is_nameless, undoes
 from onefold.db._psycopg_public import (
     DEFAULTS,
     AnyConnection,
@@ -66,9 +68,7 @@ _ATTRIBUTES: Final[dict[type[Any], str]] = {
 }
 
 _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
-_UNDOES: Final = frozenset({Boundary.ROLLBACK, Boundary.ROLLBACK_TO_SAVEPOINT})
 _BEGINS: Final = frozenset({Boundary.BEGIN_AS_CHOSEN, *LEVELS})
-_AS_CHOSEN: Final = BOUNDARIES[Boundary.BEGIN_AS_CHOSEN]
 
 #: Where our things hang on psycopg's objects: as long-lived as those are, and found again by every request.
 _SESSION: Final = "_onefold_session"
@@ -125,46 +125,38 @@ class _Copied(LentCopy[C]):
         self.handle.__dict__.update(wait=refuse, _check_connection_ok=refuse, pgconn=NoSession(), _closed=True)
 
 
-class PreparedNames:
-    """What the sessions of one pool prepare, by name."""
-
-    __slots__ = ("binder", "on", "preparer")
-
-    def __init__(self) -> None:
-        #: False once a session was found to have other statements than it was given: a pooler changes sessions under
-        #: us, or the application discards what they have.
-        self.on = True
-        self.preparer = Preparer()
-        #: For batches whose values are bound.
-        self.binder = Binder(self.preparer.mark)
-
-
 class _Deallocations(deque[bytes | None]):
     """What psycopg has to deallocate in a session. It takes out what it does next; None stands for everything."""
 
-    def __init__(self, due: Sequence[bytes | None], prepared: set[str]) -> None:
+    def __init__(self, due: Sequence[bytes | None], forget: Callable[[], None]) -> None:
         super().__init__(due)
-        self._prepared = prepared
+        self._forget = forget
 
     def popleft(self) -> bytes | None:
         name = super().popleft()
         if name is None:
-            self._prepared.clear()
+            self._forget()
         return name
 
 
 class PreparingSession:
     """What outlives a request on a connection of the pool."""
 
-    __slots__ = ("broken", "prepared", "preparing")
+    __slots__ = ("broken", "known", "prepared", "preparing")
 
     def __init__(self, connection: AnyConnection, pool: Any) -> None:
         self.preparing: PreparedNames = vars(pool).setdefault(_PREPARING, PreparedNames())
         self.prepared: set[str] = set()
+        #: By their shape, the schema, how they begin, and whether they come after the handler.
+        self.known: Plans[PlannedBatch] = Plans()
         #: Whether it is unknown which statements it has: it is not used again.
         self.broken = False
         manager = connection._prepared
-        manager._to_flush = _Deallocations(manager._to_flush, self.prepared)
+        manager._to_flush = _Deallocations(manager._to_flush, self._forget)
+
+    def _forget(self) -> None:
+        self.prepared.clear()
+        self.known.clear()
 
     def prepares(self, connection: AnyConnection) -> bool:
         """An application behind a pooler tells psycopg to prepare nothing (prepare_threshold=None)."""
@@ -256,17 +248,26 @@ def _batch(
 ) -> Generator[Any, Any, int]:
     """Send the items in one round trip, `as_ourselves` where the session was the handler's. `wait` drives it, on a
     thread or on asyncio."""
+    prepares, begin = session.prepares(connection), begin_of(connection)
+    shape = (schema, theirs, begin, shape_of(items))
+    known = session.known.get(shape) if prepares else None
+    is_undone = undoes(items) if known is None else known.undoes
     new: set[str] = set()
-    prepares = session.prepares(connection)
-    send = _send_bound if has_secrets(items) else _send_text
     try:
-        last = yield from send(connection, session if prepares else None, new, items, schema, theirs)
+        if known is None:
+            sent = as_ourselves(items) if theirs else items
+            send = _send_each if has_secrets(items) else _send_text
+            last = yield from send(connection, session if prepares else None, new, sent, begin, schema)
+        else:
+            last = yield from _send_known(connection, known.plan, items)
     finally:
-        if _undoes(items):
+        if is_undone:
             connection._prepared.clear()  # as psycopg does: what was prepared may rest on what is gone
     if last.status in _DONE:
-        if new:
+        if known is None and prepares:
             session.prepared |= new
+            if (plan := session.preparing.plan(items, sent, begin, schema)) is not None:
+                session.known.keep(shape, PlannedBatch(plan, is_undone))
         return last.command_tuples or 0
     session.broken = session.broken or bool(new)  # which of the new statements exist by now is unknown
     error = psycopg.errors.error_from_result(last, encoding=connection.info.encoding)
@@ -277,12 +278,23 @@ def _batch(
     raise error
 
 
-def _undoes(items: Sequence[BatchItem]) -> bool:
-    if Boundary.ROLLBACK in items or Boundary.ROLLBACK_TO_SAVEPOINT in items:
-        return True
-    if Nested not in map(type, items):
-        return False
-    return any(isinstance(item, Nested) and item.boundary in _UNDOES for item in items)
+def _send_known(
+    connection: AnyConnection, plan: PreparedPlan | PipelinePlan, items: Sequence[Any]
+) -> Generator[Any, Any, Any]:
+    """Send a batch of a known shape to a session that has its statements. The last result, or of the first failure."""
+    pgconn = connection.pgconn
+    if isinstance(plan, PreparedPlan):
+        return (yield from _query(connection, plan.write(items)))
+    # All values first: one that cannot be written leaves nothing half sent.
+    bound = [encode_values(items[place].values) for place in plan.places]
+    pgconn.enter_pipeline_mode()
+    send = pgconn.send_query_prepared
+    for name, number in plan.steps:
+        if number is None:
+            send(name, None)
+        else:
+            send(name, *bound[number])
+    return (yield from _end_pipeline(pgconn, len(plan.steps)))
 
 
 def _send_text(
@@ -290,40 +302,50 @@ def _send_text(
     session: PreparingSession | None,
     new: set[str],
     items: Sequence[BatchItem],
+    begin: str,
     schema: str | None,
-    theirs: bool,
 ) -> Generator[Any, Any, Any]:
     """Send the items as one simple query, with the values in it. The last result."""
-    pgconn, begin = connection.pgconn, begin_of(connection)
-    if theirs:
-        items = as_ourselves(items)
-    if session is not None and begin == _AS_CHOSEN:
-        query, unknown = session.preparing.preparer.query(items, session.prepared, schema)
+    if session is not None and begin == AS_CHOSEN:
+        query, unknown = session.preparing.preparer.write(items, session.prepared, schema)
         new.update(unknown)
     else:
         query = script(begin if item is Boundary.BEGIN_AS_CHOSEN else render_item(item, schema) for item in items)
+    return (yield from _query(connection, query))
+
+
+def _query(connection: AnyConnection, query: str) -> Generator[Any, Any, Any]:
+    pgconn = connection.pgconn
     pgconn.send_query(query.encode(connection.info.encoding))
     return (yield from generators.execute(pgconn))[-1]
 
 
-def _send_bound(
+def _send_each(
     connection: AnyConnection,
     session: PreparingSession | None,
     new: set[str],
     items: Sequence[BatchItem],
+    begin: str,
     schema: str | None,
-    theirs: bool,
 ) -> Generator[Any, Any, Any]:
-    """Send the items with their values beside the text, prepared in the session if there is one. The result of the
-    last, or of the first that failed."""
+    """Send the items one by one, with their values beside the text, and prepare what the session has not. The result of
+    the last, or of the first that failed."""
     pgconn = connection.pgconn
-    # No session has a BEGIN that the connection chooses, nor a savepoint's number, under a name: `_bindable` gives them
-    # none. So batches with them are never sent by a plan, whose texts are the same for every connection.
-    plan = None if session is None else session.preparing.binder.plan(items, (), schema, handed_out=theirs)
-    if plan is not None and session is not None and plan.names <= session.prepared:
-        sent = _send_planned(pgconn, plan, items)
-    else:
-        sent = _send_each(pgconn, session, new, as_ourselves(items) if theirs else items, begin_of(connection), schema)
+    queries = [_bindable(item, session, begin, schema) for item in items]  # as in `_send_known`
+    pgconn.enter_pipeline_mode()
+    for name, text, data, formats in queries:
+        if session is None or name is None:
+            pgconn.send_query_params(text.encode(), data, param_formats=formats)
+            continue
+        known = name.encode()
+        if name not in session.prepared and name not in new:
+            new.add(name)
+            pgconn.send_prepare(known, text.encode())
+        pgconn.send_query_prepared(known, data, formats)
+    return (yield from _end_pipeline(pgconn, len(queries) + len(new)))
+
+
+def _end_pipeline(pgconn: Any, sent: int) -> Generator[Any, Any, Any]:
     pgconn.pipeline_sync()
     yield from generators.send(pgconn)
     results: list[Any] = []
@@ -336,51 +358,13 @@ def _send_bound(
     return next(result for result in results if result.status not in _DONE)  # what comes after it was passed over
 
 
-def _send_planned(pgconn: Any, plan: BoundPlan, items: Sequence[Any]) -> int:
-    """Send a batch of a known shape to a session that has its statements. How many are sent."""
-    # All values first: one that cannot be written leaves nothing half sent.
-    bound = [encode_values(items[place].values) for place in plan.places]
-    pgconn.enter_pipeline_mode()
-    send = pgconn.send_query_prepared
-    for name, number in plan.steps:
-        if number is None:
-            send(name, None)
-        else:
-            data, formats = bound[number]
-            send(name, data, formats)
-    return len(plan.steps)
-
-
-def _send_each(
-    pgconn: Any,
-    session: PreparingSession | None,
-    new: set[str],
-    items: Sequence[BatchItem],
-    begin: str,
-    schema: str | None,
-) -> int:
-    """Send the items one by one, and prepare what the session has not. How many results there will be."""
-    queries = [_bindable(item, session, begin, schema) for item in items]  # as in `_send_planned`
-    pgconn.enter_pipeline_mode()
-    for name, text, data, formats in queries:
-        if session is None or name is None:
-            pgconn.send_query_params(text.encode(), data, param_formats=formats)
-            continue
-        known = name.encode()
-        if name not in session.prepared and name not in new:
-            new.add(name)
-            pgconn.send_prepare(known, text.encode())
-        pgconn.send_query_prepared(known, data, formats)
-    return len(queries) + len(new)
-
-
 #: A statement's name, if it has one, its text, its values and their formats, as libpq takes them.
-_Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], list[int]]
+_Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], tuple[int, ...]]
 
 
 def _bindable(item: BatchItem, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
     data, formats = encode_values(item.values if isinstance(item, Statement) else ())
-    if session is None or isinstance(item, Nested) or item is Boundary.BEGIN_AS_CHOSEN:
+    if session is None or is_nameless(item):
         text = begin if item is Boundary.BEGIN_AS_CHOSEN else render_unbound(item, schema)
         return None, text, data, formats
     named = session.preparing.binder.find(item, schema)
