@@ -69,7 +69,9 @@ def needed_by(text: str) -> Iterator[tuple[str, set[str]]]:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in filter(None, names):
                 top, _, rest = name.partition(".")
-                if top == "onefold" and rest in EXTRAS and rest not in ("sqlalchemy",):
+                if name == "onefold.testing.servers":
+                    yield name, {canonicalize_name(Requirement(EXTRAS["servers"][-1]).name)}
+                elif top == "onefold" and rest in EXTRAS and rest not in ("sqlalchemy",):
                     yield name, {canonicalize_name(Requirement(EXTRAS[rest][0]).name)}
                 elif rest == "testclient":
                     yield name, {"httpx", "httpx2"}
