@@ -40,7 +40,6 @@ ENDED = (
     "follows (background tasks, the rest of a stream) needs a connection or a transaction of its own"
 )
 
-
 NOT_GIVEN = (
     "FastAPI gives a handler, and what it depends on, its transaction where the parameter is annotated with Tx: write "
     "`tx: Tx[...]`, with `from onefold.fastapi import Tx`, as in Tx[AsyncSqlite] or Tx[asyncpg.Connection]"
