@@ -178,9 +178,9 @@ CALLS_MOST: Final[dict[str, dict[str, float]]] = {
     "asyncpg": {
         "insert_once": 39,
         "insert_once, compared": 43,
-        "transition": 44,
-        "ledger_entry": 72,
-        "exclusive": 44,
+        "transition": 45,
+        "ledger_entry": 73,
+        "exclusive": 47,
         "lock_row": 39,
     },
     "psycopg": {
@@ -188,7 +188,7 @@ CALLS_MOST: Final[dict[str, dict[str, float]]] = {
         "insert_once, compared": 39,
         "transition": 41,
         "ledger_entry": 69,
-        "exclusive": 18,
+        "exclusive": 20,
         "lock_row": 34,
     },
     # A ledger entry is a part there, with a savepoint around it.
