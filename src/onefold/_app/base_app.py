@@ -336,8 +336,9 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         return self._ledger.due(consumer, retention_s, self._layer.listener)
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
-        new = self._outbox.new_buffer
-        return OwnedTransaction(executor, new, self._sessions, self._natural, development=self._development)
+        tx = OwnedTransaction(executor, self._outbox.new_buffer, self._sessions, self._natural)
+        tx.development = self._development
+        return tx
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind

@@ -48,7 +48,7 @@ class HeldTask:
     async def __call__(self) -> None:
         sent = self._guarded.sent
         if sent is None:
-            self._guarded.followed_by.append((copy_context(), self))
+            self._guarded.followed_by = (*self._guarded.followed_by, (copy_context(), self))
         elif sent and (sent < 500 or (self._status or 0) >= 500):  # else middleware made an error of the answer
             await self._task()
 

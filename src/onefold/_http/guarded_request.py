@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -68,54 +68,48 @@ _log = logging.getLogger("onefold.requests")
 class GuardedRequest(RefusedRequest, Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
-    __slots__ = (
-        "_ask", "_body", "_key_ms", "_run", "_store", "_token", "condition", "entered", "executor", "followed_by",
-        "over", "policy", "quota_slot", "raised", "record_name", "sent", "steps", "stream_error", "tx", "work",
-    )  # fmt: skip
+    # How each begins: most requests change little of this.
+    _ask: Ask | None = None
+    _body = b""
+    _run: Run | None = None
+    _token: Token[GuardedRequest[Any] | None] | None = None
+    #: The digest of the record that it will have, and its key.
+    record_name: tuple[bytes, str] | None = None
+    #: Its work and its steps, where its handler works in some: from the claim on, and from the handler's start on.
+    work: RequestWork | None = None
+    steps: RequestSteps | None = None
+    condition: RequestCondition | None = None
+    #: What the handler raised, if it did. An exception handler of the application may have answered since.
+    raised: BaseException | None = None
+    #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
+    stream_error: Exception | None = None
+    over = False
+    #: Its slot among the requests of its principal, where that has a quota. It is given back on every way out.
+    quota_slot: QuotaSlot | None = None
+    #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
+    sent: int | None = None
+    #: Background tasks of before its final status was known, which run after the response: see `background`.
+    followed_by: Sequence[tuple[Context, Callable[[], Awaitable[object]]]] = ()
 
     def __init__(
-        self,
-        guard: RequestGuard,
-        request: Request,
-        route: Route,
-        key: str | None,
-        key_ms: int | None,
-        executor: E,
+        self, guard: RequestGuard, request: Request, route: Route, key: str | None, key_ms: int | None, executor: E
     ) -> None:
-        self._guard, self.executor = guard, executor
-        #: Its work and its steps, where its handler works in some: from the claim on, and from the handler's start on.
-        self.work: RequestWork | None = None
-        self.steps: RequestSteps | None = None
-        self._store: Store = guard.store if key is not None else guard.unkeyed
-        self._key, self._key_ms = key, key_ms
-        self._ask: Ask | None = None
-        self.record_name: tuple[bytes, str] | None = None  # the digest of the record that it will have, and its key
-        self._began, self._body, self.trace = 0.0, b"", None
-        self._run: Run | None = None
-        self.request, self._route, self.policy = request, route, route.policy
+        self._guard = guard
+        self._key = key
+        self._key_ms = key_ms
+        self._store: Store = guard.unkeyed if key is None else guard.store
+        self.executor = executor
+        self.request = request
+        self._route = route
+        self.policy = route.policy
         self.operation = f"{request.method} {route.name}"
         self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
-        # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
-        self.tx.carry(functools.partial(pick_carried_headers, request.headers))
-        self.condition: RequestCondition | None = None
-        self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
         self.entered = not guard.decorated
-        #: What the handler raised, if it did. An exception handler of the application may have answered since.
-        self.raised: BaseException | None = None
-        #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
-        self.stream_error: Exception | None = None
-        self.over = False
-        #: Its slot among the requests of its principal, where that has a quota. It is given back on every way out.
-        self.quota_slot: QuotaSlot | None = None
-        #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
-        self.sent: int | None = None
-        #: Background tasks of before its final status was known, which run after the response: see `background`.
-        self.followed_by: list[tuple[Context, Callable[[], Awaitable[object]]]] = []
 
     def __enter__(self) -> None:
-        source = cast("MutableMapping[str, Any]", self.request.source)
+        source: Any = self.request.source  # ours to write to: the scope, or the environ
         source[TRANSACTION], source[GUARDED], source[CONDITION] = self.tx, self, self.condition
         self._token = current_request.set(self)
         if self.trace is not None:
@@ -138,7 +132,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         if self.trace is not None:
             self.trace.leave(error, is_over=self.over)
         # It knows the scope, and tracebacks lead to it: circles for the garbage collector.
-        cast("MutableMapping[str, Any]", self.request.source).pop(GUARDED, None)
+        source: Any = self.request.source
+        source.pop(GUARDED, None)
         self._token = self.raised = self.stream_error = self.steps = None
 
     def leave_quota(self) -> None:
@@ -214,7 +209,9 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 self._began = monotonic_s()
                 self._emit_claimed("run")
             if self.work is None:
-                self.tx.open(self.operation, self.record_name)
+                # Not the request itself: it knows the scope, where the transaction is, and so would never be let go of.
+                self.tx.carry(functools.partial(pick_carried_headers, self.request.headers), self.record_name)
+                self.tx.open(self.operation)
             else:
                 self.steps = self.work.begin(self)
             return None
@@ -271,31 +268,30 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         if run is None or ask is None:  # unprotected, because the route says so
             self.over = True
             return None
-        # A failed condition may be answered as any error: by the exception handler of a blueprint, below a mount.
-        unmet = response.status >= 500 and self.condition is not None and self.condition.failure_in(error)
-        if error is not None and (unmet or self._failure_of(error)):
+        status = response.status
+        if error is not None and self._is_failure(error, status):
             return await self.fail(error)
-        refused = 400 <= response.status < 500
-        if response.status >= 500 or response.status in NOT_STORED or not self.entered:
-            found = await self.abort("not entered" if not self.entered else f"status {response.status}")
-            return self._answer_lost(found, self.raised) if response.status >= 500 else self._answer_misuse(found)
-        if self.raised is not None and not refused:
+        if status >= 500 or status in NOT_STORED or not self.entered:
+            found = await self.abort("not entered" if not self.entered else f"status {status}")
+            return self._answer_lost(found, self.raised) if status >= 500 else self._answer_misuse(found)
+        keep_rows = status < 400
+        if error is not None and keep_rows:
             # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
-            _log.warning(success_not_stored(self.operation, self.raised, response.status))
-            return self._answer_misuse(await self.abort(type(self.raised).__name__))
+            _log.warning(success_not_stored(self.operation, error, status))
+            return self._answer_misuse(await self.abort(type(error).__name__))
         try:
             if self.steps is not None:
                 self.steps.check_end()
-            self.tx.check_end(keep_rows=not refused)
-            if self.condition is not None and not refused:
-                self.condition.check_end(response.status)
+            self.tx.check_end(keep_rows=keep_rows)
+            if self.condition is not None and keep_rows:
+                self.condition.check_end(status)
             if self.tx.joined:
-                await close_sessions(self.tx, not refused)
-            if not refused and self._guard.development and self.policy.writes and self.steps is None:
-                check_used(self.tx, self.operation, response.status)
+                await close_sessions(self.tx, keep_rows)
+            if keep_rows and self._guard.development and self.policy.writes and self.steps is None:
+                check_used(self.tx, self.operation, status)
             answer = make_answer(
-                response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept, run_id=self._guard.new_run_id(),
-                sealer=self._guard.reading.sealer, span=self.trace.span.carrier() if self.trace else None,
+                response, ask, self._guard.new_run_id(), kept=kept, headers_kept=self.policy.headers_kept,
+                sealer=self._guard.reading.sealer, span=self._context(),
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
@@ -308,14 +304,14 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         self.over = True
         try:
             lost_to = await commit(
-                self.tx, lambda events: self._store.settle(ask, run, answer, keep_rows=not refused, also=events),
-                keep_rows=not refused, kept=rows_kept,
+                self.tx, lambda events: self._store.settle(ask, run, answer, keep_rows=keep_rows, also=events),
+                keep_rows=keep_rows, kept=rows_kept,
             )  # fmt: skip
         except OnefoldError as error:
-            return await self._answer_uncommitted(error, response.status)
+            return await self._answer_uncommitted(error, status)
         finally:  # also where it was interrupted after COMMIT, in a hook or while the cache was told
-            if self.tx.settled and self._guard.listener is not None:
-                self._emit_settled(response.status, kept)
+            if self._guard.listener is not None and self.tx.settled:
+                self._emit_settled(status, kept)
         return None if lost_to is None else self._answer(lost_to)
 
     async def _answer_uncommitted(self, error: OnefoldError, status: int) -> Response | None:
@@ -342,6 +338,13 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         if failure is None:
             return self._answer_lost(found, error)
         return self._guard.log_and_refuse(failure, self.request, self.operation)
+
+    def _is_failure(self, error: BaseException, status: int) -> bool:
+        """Whether what the handler raised is answered by us, whatever was answered to it with this status."""
+        # A failed condition may be answered as any error: by the exception handler of a blueprint, below a mount.
+        if status >= 500 and self.condition is not None and self.condition.failure_in(error) is not None:
+            return True
+        return self._failure_of(error) is not None
 
     def _failure_of(self, error: BaseException) -> OnefoldError | None:
         """What a handler raised, if it is the database's to answer for, or says what became of its work."""

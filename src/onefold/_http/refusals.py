@@ -39,8 +39,6 @@ def refuse(claim: InFlight | Mismatch | Expired, retention_s: float) -> tuple[Ou
 class RefusedRequest(ReportedRequest):
     """A request, as far as it is told what went wrong."""
 
-    __slots__ = ()
-
     def _answer_misuse(self, found: OnefoldError | None) -> Response | None:
         """What is answered in place of something better where the handler has committed by itself."""
         return self._guard.refusal(found, self.request) if isinstance(found, TransactionMisused) else None

@@ -39,15 +39,13 @@ def describe_request(request: Request, operation: str, key: str | None) -> dict[
 class ReportedRequest:
     """A request, as far as it is told of."""
 
-    __slots__ = ("_began", "_guard", "_key", "_route", "operation", "request", "trace")
-
-    _began: float
+    _began = 0.0
     _guard: RequestGuard
     _key: str | None
     _route: Route
     operation: str
     request: Request
-    trace: RequestTrace | None
+    trace: RequestTrace | None = None
     """Its span, where traces are made."""
 
     def admit(self, body: bytes) -> Flow[Response | None]:

@@ -108,9 +108,8 @@ class RequestSteps:
         `current_transaction()`, a session) leads to it from now on; the request's own stays closed."""
         guarded = self._guarded
         shared = guarded.shared
-        tx: OwnedTransaction[Any] = OwnedTransaction(
-            executor, shared.outbox, shared.sessions, shared.natural, development=shared.development
-        )
+        tx: OwnedTransaction[Any] = OwnedTransaction(executor, shared.outbox, shared.sessions, shared.natural)
+        tx.development = shared.development
         tx.carry(functools.partial(pick_carried_headers, guarded.request.headers), guarded.record_name)
         cast("MutableMapping[str, Any]", guarded.request.source)[TRANSACTION] = tx
         return tx

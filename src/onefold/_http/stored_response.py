@@ -58,13 +58,13 @@ def new_run_id() -> bytes:
 
 def make_answer(
     response: Response,
-    *,
     ask: Ask,
+    run_id: bytes,
+    *,
     kept: bool,
     headers_kept: frozenset[str],
     sealer: Sealer | None,
-    run_id: bytes,
-    span: Mapping[str, str] | None = None,
+    span: Mapping[str, str],
 ) -> Answer:
     """What is kept of a response. With `kept` false its body is not: the record becomes a tombstone.
 
@@ -74,8 +74,10 @@ def make_answer(
     """
     allowed = _allowed(headers_kept)
     lines = [b"%b:%b" % line for line in response.headers if line[0] in allowed]
-    ran_in = [b":%b:%b" % (name.encode(), value.encode()) for name, value in span.items()] if span else ()
-    head = b"\r\n".join([*lines, b":" + run_id, *ran_in])
+    lines.append(b":" + run_id)
+    if span:
+        lines += [b":%b:%b" % (name.encode(), value.encode()) for name, value in span.items()]
+    head = b"\r\n".join(lines)
     body = response.body if kept else None
     if sealer is None:
         return Answer(response.status, _PLAIN + head, None if body is None else _PLAIN + body)

@@ -112,7 +112,7 @@ class HandlerTransaction:
             tx.forbid_awaiting()
         invocation = Invocation(self._consumer, messages, tx, tx.session() if self._session else None)
         if self._opens:
-            tx.joined.append(InvocationCloser(invocation, self._perform))
+            tx.pending.joined.append(InvocationCloser(invocation, self._perform))
         self._check(await Call(functools.partial(self._perform, invocation, invocation.run)))
 
     async def _run(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from onefold._kernel.effects import Call, Flow, Statement
@@ -25,8 +25,8 @@ from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
 from onefold._kernel.handler_errors import nothing_executed_error
 from onefold._kernel.pending_work import PendingWork
-from onefold._kernel.ports import Joined, NaturalWrites, Outgoing, Sessions
-from onefold._kernel.transaction import ENDED, Transaction, no_outbox
+from onefold._kernel.ports import Joined, Outgoing
+from onefold._kernel.transaction import ENDED, Transaction
 from onefold.errors import ConnectionLost, OutcomeUnknowable, OutcomeUnknown, StoreUnavailable
 
 H = TypeVar("H")
@@ -38,28 +38,16 @@ _log = logging.getLogger("onefold.transaction")
 class OwnedTransaction(Transaction[H]):
     """A transaction with its beginning and its end."""
 
-    __slots__ = ("development", "kept", "limit_hook", "name", "settled")
-
-    def __init__(
-        self,
-        executor: ThreadExecutor[H] | TaskExecutor[H],
-        outbox: Callable[[], Outgoing] = no_outbox,
-        sessions: Sessions | None = None,
-        natural: Callable[[], NaturalWrites] | None = None,
-        *,
-        development: bool = False,
-    ) -> None:
-        super().__init__(executor, outbox, sessions, natural)
-        #: What it is called in the log: its operation, or its consumer.
-        self.name = "a transaction"
-        #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
-        self.kept: bool | None = False
-        #: Whether its COMMIT was answered: from then on a record that went with it is stored.
-        self.settled = False
-        #: Whether its user is told of what it seems to have forgotten.
-        self.development = development
-        #: Puts a time limit around a hook, where a hook that hangs would hold up others.
-        self.limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None
+    #: What it is called in the log: its operation, or its consumer.
+    name = "a transaction"
+    #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
+    kept: bool | None = False
+    #: Whether its COMMIT was answered: from then on a record that went with it is stored.
+    settled = False
+    #: Whether its user is told of what it seems to have forgotten.
+    development = False
+    #: Puts a time limit around a hook, where a hook that hangs would hold up others.
+    limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None
 
     @property
     def executor(self) -> ThreadExecutor[H] | TaskExecutor[H]:
@@ -74,12 +62,12 @@ class OwnedTransaction(Transaction[H]):
     @property
     def pending(self) -> PendingWork:
         """What waits for its end."""
-        return self._pending
+        return self._work()
 
     @property
-    def joined(self) -> list[Joined]:
+    def joined(self) -> Sequence[Joined]:
         """The sessions that work inside of it."""
-        return self._pending.joined
+        return () if self._pending is None else self._pending.joined
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +89,8 @@ class OwnedTransaction(Transaction[H]):
         self.settled = True
         if self.kept is None:
             self.kept = True
-            self._pending.announce()
+            if self._pending is not None:
+                self._pending.announce()
 
     def open(self, name: str, request: tuple[bytes, str] | None = None) -> None:
         """It has begun, for this operation or consumer, and for this request, if `carry` has not named it."""
@@ -134,7 +123,7 @@ class OwnedTransaction(Transaction[H]):
                 "%s: it is not known whether its transaction was committed; neither its commit nor its rollback hooks "
                 "are called", self.name,
             )  # fmt: skip
-        while self._pending and (call := self._take_call(kept)) is not None:
+        while self._pending and (call := self._take_call(self._pending, kept)) is not None:
             try:
                 await Call(call)
             except Exception:
@@ -142,12 +131,16 @@ class OwnedTransaction(Transaction[H]):
                 _log.exception("%s: a hook after %s failed (%s); the %s stands", self.name, ended, name_of(call), ended)
         self._executor.inside = None  # neither must keep the other from being freed
 
-    def _take_call(self, kept: bool | None) -> Callable[[], Any] | None:
+    def _take_call(self, pending: PendingWork, kept: bool | None) -> Callable[[], Any] | None:
         """What is to be called next, now that it has ended like this. It is forgotten: nothing is called twice."""
         due = Due.BOTH if kept is None else Due.COMMIT if kept else Due.ROLLBACK
-        if (hook := self._pending.take_hook(due)) is not None:
+        if (hook := pending.take_hook(due)) is not None:
             return hook if self.limit_hook is None else self.limit_hook(hook)
-        return functools.partial(self.joined.pop().after_end, kept) if self.joined else None
+        return functools.partial(pending.joined.pop().after_end, kept) if pending.joined else None
+
+    def flush_events(self) -> tuple[Statement, ...]:
+        """What writes its events, to go in front of COMMIT."""
+        return () if self._pending is None else self._pending.flush()
 
     def is_open_for(self, outbox: Callable[[], Outgoing]) -> bool:
         """Whether a handler is inside of it at this moment, and its events go to this outbox: it is this Onefold's."""
@@ -202,12 +195,12 @@ async def commit(
     says of its answer whether they were."""
     tx.end(None if keep_rows else False)
     try:
-        answer = await work(tx.pending.flush() if keep_rows else ())
+        answer = await work(tx.flush_events() if keep_rows else ())
     except Exception as error:
         await tx.conclude(_kept_despite(error) if tx.kept is None else tx.kept)
         raise
     outcome = kept(answer)
-    if outcome:
+    if outcome and not tx.settled:  # by another way than ReleaseCommitted, which has told
         tx.note_commit()
     await tx.conclude(outcome if keep_rows else False)
     return answer

@@ -85,10 +85,21 @@ class Transaction(Generic[H]):
     at all. onefold makes it, over an `executor`, with what writes its events (`outbox`), gives its session (`sessions`)
     and does its natural writes (`natural`)."""
 
-    __slots__ = (
-        "_begun", "_calls", "_carried", "_executor", "_handed", "_in_plain_def", "_natural", "_outbox", "_over",
-        "_pending", "_request", "_savepoints", "_session", "_sessions", "_touched",
-    )  # fmt: skip
+    # How each begins. Every request makes one, and most change little of this.
+    _session: Any = None
+    _pending: PendingWork | None = None
+    _over: StoreUnavailable | str | None = _NOT_BEGUN
+    _savepoints: Savepoints | None = None
+    _touched = _handed = False
+    #: Whether its user has had something executed by a call of its own: on SQLite it has the write lock then.
+    _begun = False
+    #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
+    _carried: Callable[[], Mapping[str, str]] = dict
+    #: The request that it belongs to, where that has a key: the digest of its record, and the key.
+    _request: tuple[bytes, str] | None = None
+    _calls: InsideCalls | None = None
+    #: Whether its user cannot await.
+    _in_plain_def = False
 
     def __init__(
         self,
@@ -100,20 +111,6 @@ class Transaction(Generic[H]):
         self._executor = executor
         self._outbox, self._natural = outbox, natural
         self._sessions = sessions
-        self._session: Any = None
-        self._pending = PendingWork(outbox)
-        self._over: StoreUnavailable | str | None = _NOT_BEGUN
-        self._savepoints: Savepoints | None = None
-        self._touched = self._handed = False
-        #: Whether its user has had something executed by a call of its own: on SQLite it has the write lock then.
-        self._begun = False
-        #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
-        self._carried: Callable[[], Mapping[str, str]] = dict
-        #: The request that it belongs to, where that has a key: the digest of its record, and the key.
-        self._request: tuple[bytes, str] | None = None
-        self._calls: InsideCalls | None = None
-        #: Whether its user cannot await.
-        self._in_plain_def = False
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> Never:
@@ -135,7 +132,7 @@ class Transaction(Generic[H]):
         if self._session is None:
             if self._sessions is None:
                 raise ProgrammerError("sessions need SQLAlchemy: give Onefold an engine, AsyncOnefold an async engine")
-            self._session = self._sessions.join(self, self._pending, self._executor.blocking)
+            self._session = self._sessions.join(self, self._work(), self._executor.blocking)
         return self._session
 
     def savepoint(self) -> Savepoint:
@@ -143,7 +140,7 @@ class Transaction(Generic[H]):
         interruption, such as a time-out; where a part cannot be undone alone then, nothing of the transaction stays."""
         self._check()
         self._touched = True
-        return Savepoint(self._all_savepoints(), self._pending)
+        return Savepoint(self._all_savepoints(), self._work())
 
     @named_arguments("tx.publish")
     def publish(
@@ -163,7 +160,7 @@ class Transaction(Generic[H]):
         AsyncOnefold it may be awaited; there is nothing to wait for.
         """
         self._check()
-        event_id = self._pending.events.add(
+        event_id = self._work().events.add(
             topic,
             data,
             key=key,
@@ -179,7 +176,7 @@ class Transaction(Generic[H]):
         this transaction commits. Whether it was taken back by this: False where it has left, or may be leaving now,
         or was taken back before. With AsyncOnefold to be awaited."""
         self._check()
-        items = self._pending.events.cancel(event_id)
+        items = self._work().events.cancel(event_id)
         return self._perform(f"tx.cancel({event_id!r})", functools.partial(_any_row, items), begins=False)
 
     @overload
@@ -303,7 +300,7 @@ class Transaction(Generic[H]):
 
     def _ask_for(self, due: Due, call: Callable[[], Any]) -> None:
         self._check()
-        self._pending.add_hook(due, self._executor.as_asked_here(call))
+        self._work().add_hook(due, self._executor.as_asked_here(call))
 
     def _natural_writes(self) -> NaturalWrites:
         if self._over is not None or self._savepoints is not None:
@@ -357,6 +354,12 @@ class Transaction(Generic[H]):
 
     def _take_part(self) -> int:
         return self._all_savepoints().take_number()
+
+    def _work(self) -> PendingWork:
+        """What waits for its end."""
+        if self._pending is None:
+            self._pending = PendingWork(self._outbox)
+        return self._pending
 
     def _all_savepoints(self) -> Savepoints:
         if self._savepoints is None:
