@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from onefold._http.request import Request, first_line
@@ -25,7 +25,8 @@ from onefold._idempotency.fingerprint import (
     earlier_hash,
     form_name,
     form_of,
-    hash_asked,
+    frame_asked,
+    hash_form,
     is_large,
     is_ours,
     is_raw,
@@ -112,47 +113,75 @@ def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
     return values
 
 
+class _Identity(NamedTuple):
+    """What is kept of a request for what not every request needs: its locks, and its comparison with a record."""
+
+    asked: Asked
+    form: bytes
+    fingerprint: bytes
+    key: str
+    secret: bytes
+    frame: bytes
+    plain: bytes
+    policy: Policy
+    naming: Naming
+    scopes: tuple[Scope, ...]
+    earlier: bytes
+    """The digest that onefold 0.1 has."""
+
+    def is_same(self, record: Record) -> bool:
+        """Whether a record is of this request."""
+        if record.fingerprint == self.fingerprint:
+            return True
+        policy, naming = self.policy, self.naming
+        scopes = {scope.digest(self.key): scope for scope in self.scopes}
+        strategies = (policy.fingerprint, *policy.fingerprint_before)
+        compared = Compared(
+            self.asked, self.fingerprint, self.key, scopes, strategies, naming.peppers, naming.open_headers
+        )
+        return is_same_request(compared, record)
+
+    def request_locks(self) -> tuple[int, ...]:
+        """Under a pepper or not, the locks are the same: a ring may be changing its keys in one process after the
+        other. So may a route its strategy: who sends the same bytes again is known by these."""
+        asked, form, ours = self.asked, self.form, is_ours(self.policy.fingerprint)
+        hashes = [self.plain]
+        if not is_raw(form, ours=ours):
+            frame = self.frame if ours else frame_asked(asked, ours=True)
+            hashes.append(hash_form(frame, raw_bytes(asked), self.secret))
+        if self.naming.earlier_records:
+            hashes.append(earlier_hash(asked, form, ours=ours, key=self.earlier))
+            if len(self.scopes) > 1 and self.policy.operation is not None:  # a deploy before the operation was given
+                hashes.append(hash_form(self.frame, form, self.scopes[-1].fingerprint_key(self.key)))
+        return lock_ids(hashes)
+
+
 def ask_of(
     request: Request, route: Route, naming: Naming, *, principal: str, key: str, key_ms: int | None, body: bytes
 ) -> Ask:
     """A request's claim on its key."""
     policy = route.policy
+    strategy = policy.fingerprint
     media_type, boundary = content_type_of(first_line(request.headers, "content-type") or "")
     asked = Asked(request.path, request.query, media_type, body, boundary, _values_of(request, route))
-    scope, *before = scopes_of(principal, request.method, route, naming)
-    strategy = policy.fingerprint
     form, ours = form_of(strategy, asked), is_ours(strategy)
+    scopes = scopes_of(principal, request.method, route, naming)
+    scope = scopes[0]
     digest, secret = scope.derive(key)
-    scopes = {digest: scope}
-    for other in before:
-        scopes[other.digest(key)] = other
-    plain = hash_asked(asked, form, ours=ours, key=secret)
-    earlier = tuple(scopes)[1:]
-    unmounted = first = automatic = None
-    tells_mounts = False
-    if naming.earlier_records:
-        if route.unmounted is not None:
-            name = _as_given(route.unmounted, policy.operation)
-            unmounted = Scope(principal, f"{request.method} {name}").digest(key)
-            # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the
-            # host.
-            tells_mounts = route.earlier is None and "//" not in route.mount and request.path_below_root != request.path
-        first = unmounted or (earlier[0] if earlier else digest)
-        if before and policy.operation is not None:  # a deploy before it was given
-            automatic = before[-1].fingerprint_key(key)
-    printed = plain
+    earlier = tuple([other.digest(key) for other in scopes[1:]]) if len(scopes) > 1 else ()
+    unmounted, tells_mounts = None, False
+    if route.unmounted is not None and naming.earlier_records:
+        name = _as_given(route.unmounted, policy.operation)
+        unmounted = Scope(principal, f"{request.method} {name}").digest(key)
+        # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the host.
+        tells_mounts = route.earlier is None and "//" not in route.mount and request.path_below_root != request.path
+    frame = frame_asked(asked, ours=ours)
+    printed = plain = hash_form(frame, form, secret)
     if naming.peppers:
-        printed = hash_asked(asked, form, ours=ours, key=scope.fingerprint_key(key, naming.peppers[0]))
+        printed = hash_form(frame, form, scope.fingerprint_key(key, naming.peppers[0]))
     fingerprint = printed + (form[:1] if strategy is canonical_json else form_name(strategy, form))
-    compared = Compared(
-        asked,
-        fingerprint,
-        key,
-        scopes,
-        (strategy, *policy.fingerprint_before),
-        naming.peppers,
-        naming.open_headers,
-    )
+    first = unmounted or (earlier[0] if earlier else digest)
+    identity = _Identity(asked, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first)
     return Ask(
         digest,
         fingerprint,
@@ -160,41 +189,16 @@ def ask_of(
         policy.lease_s,
         policy.retention_s,
         key_ms,
-        earlier=earlier,
-        unmounted=unmounted,
-        tells_mounts=tells_mounts,
-        make_request_locks=partial(
-            _request_locks, asked, form, plain, ours=ours, secret=secret, earlier=first, automatic=automatic
-        ),
-        isolation=policy.isolation,
-        work_lease_s=policy.work_lease_s,
-        same=partial(is_same_request, compared),
+        earlier,
+        unmounted,
+        tells_mounts,
+        identity.request_locks,
+        identity.is_same,
         # onefold 0.1 compares large bodies by value; an earlier strategy made another lock. It may be another payload.
-        tells_apart=not policy.fingerprint_before and not (naming.earlier_records and ours and is_large(body)),
+        not policy.fingerprint_before and not (is_large(body) and naming.earlier_records and ours),
+        policy.isolation,
+        policy.work_lease_s,
     )
-
-
-def _request_locks(
-    asked: Asked,
-    form: bytes,
-    plain: bytes,
-    *,
-    ours: bool,
-    secret: bytes,
-    earlier: bytes | None,
-    automatic: bytes | None,
-) -> tuple[int, ...]:
-    """Under a pepper or not, the locks are the same: a ring may be changing its keys in one process after the other. So
-    may a route its strategy: who sends the same bytes again is known by these. `earlier` is the digest that onefold 0.1
-    has, `automatic` the secret of a deploy before the operation was given."""
-    hashes = [plain]
-    if not is_raw(form, ours=ours):
-        hashes.append(hash_asked(asked, raw_bytes(asked), ours=True, key=secret))
-    if earlier is not None:
-        hashes.append(earlier_hash(asked, form, ours=ours, key=earlier))
-    if automatic is not None:
-        hashes.append(hash_asked(asked, form, ours=ours, key=automatic))
-    return lock_ids(hashes)
 
 
 @lru_cache(maxsize=64)

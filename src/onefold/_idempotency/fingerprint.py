@@ -12,11 +12,13 @@ try guesses. (Records of version 1 have neither: a bare hash under the digest. S
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
-from typing import Final, NamedTuple, NoReturn, TypeAlias
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from onefold._idempotency.multipart import canonical_parts
 from onefold.errors import ConfigurationError
@@ -81,24 +83,33 @@ def _check_key(key: bytes) -> None:
 
 def hash_asked(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
     """The 16 bytes that stand for what was asked, in this form and under this key."""
+    return hash_form(frame_asked(asked, ours=ours), form, key)
+
+
+def frame_asked(asked: Asked, *, ours: bool) -> bytes:
+    """What stands before the form wherever what was asked is hashed."""
     values = asked.parameters
     target = asked.path if values is None else "".join([f"{len(value)}:{value}" for value in values]) if values else ""
-    return _hash(target, asked.query, form, ours, key, _VERSION)
+    return _frame(target, asked.query, ours)
+
+
+def hash_form(frame: bytes, form: bytes, key: bytes, version: bytes = _VERSION) -> bytes:
+    """The 16 bytes that stand for a form in its frame, under this key."""
+    framed = b"%b%d:%b" % (frame, len(form), form)
+    return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=version).digest()
 
 
 def earlier_hash(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
     """The fingerprint as onefold 0.1 made it, which went by the path. What it compared a form by were its bytes."""
     known = raw_bytes(asked) if ours and form[:1] == _PARTS else form
-    return _hash(asked.path, asked.query, known, ours, key, _VERSION_1)
+    return hash_form(_frame(asked.path, asked.query, ours), known, key, _VERSION_1)
 
 
-def _hash(target: str, query: bytes, form: bytes, ours: bool, key: bytes, version: bytes) -> bytes:
+def _frame(target: str, query: bytes, ours: bool) -> bytes:
     # A path may carry undecodable bytes as surrogates; they must neither raise nor be replaced.
     path = target.encode("utf-8", "surrogatepass")
-    # Each part with its length: no byte can move from one part to the next unnoticed.
-    parts = len(path), path, len(query), query, len(form), form
-    framed = (b"7:onefold%d:%b%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b%d:%b") % parts
-    return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=version).digest()
+    # Each part with its length, and so the form: no byte can move from one part to the next unnoticed.
+    return (b"7:onefold%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b") % (len(path), path, len(query), query)
 
 
 def form_of(strategy: Strategy, asked: Asked) -> bytes:
@@ -279,7 +290,7 @@ def _read(asked: Asked, *, limited: bool = True) -> Json:
 
 
 def _encode(value: Json) -> bytes:
-    return _ENCODER.encode(value).encode("ascii")
+    return "".join(_write(value, 0)).encode("ascii")
 
 
 def _object(pairs: list[tuple[str, Json]]) -> Json:
@@ -353,3 +364,20 @@ _DECODER: Final = JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_refuse_constant
 )
 _ENCODER: Final = JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
+
+
+def _find_writer() -> Callable[[Json, int], Iterable[str]]:
+    """What writes a value, in parts. `JSONEncoder.encode` makes its C writer anew for each value, which takes longer
+    than to write most bodies. The name of that is not documented: where it is not as expected, `encode` it is."""
+    try:
+        make: Any = vars(json.encoder)["c_make_encoder"]
+        write: Callable[[Json, int], Iterable[str]] = make(
+            None, _ENCODER.default, encode_basestring_ascii, None, ":", ",", True, False, False
+        )
+        "".join(write({}, 0))
+    except (KeyError, TypeError):
+        return lambda value, _: _ENCODER.encode(value)
+    return write
+
+
+_write: Final = _find_writer()

@@ -16,11 +16,11 @@ together) or released (nothing of it remains).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from struct import Struct
+from struct import Struct, unpack
 from typing import NamedTuple, TypeAlias
 
 from onefold._kernel.clock import milliseconds
@@ -225,9 +225,9 @@ def key_lock(digest: bytes) -> int:
     return lock_id(digest)
 
 
-def lock_ids(hashes: Iterable[bytes]) -> tuple[int, ...]:
-    """The ids of several locks, each from a hash."""
-    return tuple([number for (number,) in map(_64_BITS.unpack_from, hashes)])
+def lock_ids(hashes: Sequence[bytes]) -> tuple[int, ...]:
+    """The ids of several locks, each from a hash of 16 bytes."""
+    return unpack(">" + "q8x" * len(hashes), b"".join(hashes))
 
 
 def lock_id(hashed: bytes) -> int:
