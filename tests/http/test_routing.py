@@ -16,6 +16,9 @@ from starlette.routing import Mount, Route
 
 from onefold import AsyncOnefold
 from onefold._http.fastapi_dependencies import Tx
+from onefold._http.request import Request as OnefoldRequest
+from onefold._http.route_policy import Policy, single_principal
+from onefold._http.routes import HostPrefix, RouteEntry, RouteTable
 from onefold.db.sqlite import AsyncSqlite
 from onefold.errors import ProgrammerError
 from onefold.starlette import transaction_of
@@ -195,3 +198,33 @@ async def test_a_line_feed_behind_the_path_which_starlette_does_not_see_is_not_a
     app.post("/orders")(once.idempotent(required=True)(buy))
     async with calling(app) as client:
         assert problem(await client.post("/orders%0A", {"item": "book"})) == "key-missing"
+
+
+def entry(template: str, *, marked: bool = True, host: HostPrefix | None = None) -> RouteEntry:
+    return RouteEntry(frozenset({"POST"}), template, Policy(principal=single_principal) if marked else None, host)
+
+
+@pytest.mark.parametrize(
+    ("first", "found"),
+    [
+        (entry("/orders/{id}"), "/orders/{id}"),
+        (entry("/orders/{id}", marked=False), None),
+        (entry("/orders/new", marked=False), None),
+        (entry("/orders/new", host=HostPrefix("//shop.test", lambda _: True)), "//shop.test/orders/new"),
+        (entry("/orders/new", host=HostPrefix("//shop.test", lambda _: False)), "/orders/new"),
+        (entry("/orders"), "/orders/new"),
+    ],
+)
+def test_a_route_without_parameters_waits_for_its_turn_as_any_other(first: RouteEntry, found: str | None) -> None:
+    table = RouteTable([first, entry("/orders/new")])
+    route = table.resolve(OnefoldRequest("POST", "/orders/new"))
+    assert (None if route is None else route.template) == found
+    assert table.resolve(OnefoldRequest("GET", "/orders/new")) is None
+
+
+def test_a_route_without_parameters_is_found_below_the_root_of_a_server_and_below_a_mount() -> None:
+    table = RouteTable([entry("/orders")])
+    for source in ({}, {"root_path": "/api"}, {"root_path": "/api/shop", "app_root_path": "/api"}):
+        route = table.resolve(OnefoldRequest("POST", source.get("root_path", "") + "/orders", source=source))
+        assert route is not None
+        assert route.name == ("/shop/orders" if "app_root_path" in source else "/orders")

@@ -75,7 +75,8 @@ class IdempotencyMiddleware:
         self.lives_with: Callable[[dict[str, Any]], None] | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        scope[SESSIONS] = self._guard.sessions
+        guard = self._guard
+        scope[SESSIONS] = guard.sessions
         if scope["type"] != "http":
             return await (self._live if scope["type"] == "lifespan" else self._app)(scope, receive, send)
         if not self._ready.passed:
@@ -89,50 +90,47 @@ class IdempotencyMiddleware:
             return await send_whole(await run_async(page(), TaskExecutor(self._database)), send)
         route = self._resolve(request)
         if route is None:
-            if self._guard.conditional.used and request.method in READS:
+            if guard.conditional.used and request.method in READS:
                 from onefold._http.conditional_reads import serve_asgi
 
-                guard = self._guard
                 return await serve_asgi(self._app, scope, receive, send, request, guard.log_and_refuse, guard.framework)
             return await self._app(scope, receive, send)
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
-        guarded = self._guard.screen(request, route, executor)
+        guarded = guard.screen(request, route, executor)
         if isinstance(guarded, Response):
             return await send_whole(guarded, send)
         try:
             body = await self._whole_body(receive, guarded.policy)
         except CallerError as error:
-            return await send_whole(self._guard.refusal(error, request), send)
+            return await send_whole(guard.refusal(error, request), send)
         except ClientGone:
             return None
-        tracer = self._guard.tracer
-        admission = guarded.admit(body) if tracer is None else guarded.admit_traced(body, tracer)
+        admission = guarded.admit(body) if guard.tracer is None else guarded.admit_traced(body, guard.tracer)
         refusal = await run_async(admission, executor)
         if refusal is not None:
             return await send_whole(refusal, send)
-        return await self._run(guarded, scope, _RequestBody(body, receive, shielded=guarded.keyed), send)
+        return await self._run(guarded, scope, _Exchange(guarded, body, receive, send), send)
 
     async def _run(
         self,
         guarded: GuardedRequest[TaskExecutor[Any]],
         scope: MutableMapping[str, Any],
-        received: _RequestBody,
+        exchange: _Exchange,
         send: Send,
     ) -> None:
         # Bodies that the server would read from disk by itself cannot be held back, nor stored.
         extensions = scope.get("extensions")
         if extensions and not _BODY_EXTENSIONS.isdisjoint(extensions):
             scope["extensions"] = {name: extensions[name] for name in extensions if name not in _BODY_EXTENSIONS}
-        held = _HeldResponse(guarded, received, send)
         with guarded:
             try:
-                await self._app(scope, received, held)
+                await self._app(scope, exchange.receive, exchange.send)
             except Exception as error:
                 instead = await run_async(guarded.fail(error), guarded.executor)
                 if instead is not None:
                     if guarded.trace is not None:
                         guarded.trace.end(instead.status)
-                    received.settle()
+                    exchange.settle()
                     await send_whole(instead, send)
                 elif not is_only_replaced(error):
                     raise
@@ -183,24 +181,28 @@ class IdempotencyMiddleware:
             ) from error
 
 
-class _RequestBody:
-    """What the application receives: the body we have read, and, where it is shielded because the client can come back
-    for its answer, a disconnect only after that is settled."""
+class _Exchange:
+    """What the application receives and sends, once its request was let in.
 
-    __slots__ = ("_body", "_receive", "_shielded", "_waited_for", "settled")
+    It receives the body we have read and, where the client can come back for its answer, a disconnect only after that
+    is settled. What it sends is held back until it is whole and committed, or too large to be kept.
+    """
 
-    def __init__(self, body: bytes, receive: Receive, *, shielded: bool) -> None:
+    _start: Message | None = None
+    _waited_for: asyncio.Event | None = None
+    settled = False
+
+    def __init__(self, guarded: GuardedRequest[TaskExecutor[Any]], body: bytes, receive: Receive, send: Send) -> None:
+        self._guarded = guarded
         self._body: bytes | None = body
         self._receive = receive
-        self._shielded = shielded
-        self._waited_for: asyncio.Event | None = None
-        self.settled = False
+        self._send = send
 
-    async def __call__(self) -> Message:
+    async def receive(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        if self._shielded and not self.settled:
+        if not self.settled and self._guarded.keyed:
             # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
             self._waited_for = self._waited_for or asyncio.Event()
             await self._waited_for.wait()
@@ -211,39 +213,26 @@ class _RequestBody:
         if self._waited_for is not None:
             self._waited_for.set()
 
-
-class _HeldResponse:
-    """What the application sends: held back until it is whole and committed, or too large to be kept."""
-
-    __slots__ = ("_bytes", "_guarded", "_parts", "_received", "_send", "_start")
-
-    def __init__(self, guarded: GuardedRequest[TaskExecutor[Any]], received: _RequestBody, send: Send) -> None:
-        self._guarded = guarded
-        self._received = received
-        self._send = send
-        self._start: Message | None = None
-        self._parts: list[bytes] = []
-        self._bytes = 0
-
-    async def __call__(self, message: Message) -> None:
-        if self._guarded.stream_error is not None and self._is_cut_short(message):
+    async def send(self, message: Message) -> None:
+        guarded, start, kind = self._guarded, self._start, message["type"]
+        if guarded.stream_error is not None and self._is_cut_short(message):
             return
-        if self._received.settled:
-            if self._start is None:  # another answer was sent in its place
+        if self.settled:
+            if start is None:  # another answer was sent in its place
                 raise AnswerReplaced
             await self._send(message)
-        elif message["type"] == "http.response.start":
+        elif kind == "http.response.start":
             self._start = message
-            self._parts = []  # of an answer that was begun and given up
+            self._parts: list[bytes] = []  # none of an answer that was begun and given up
             self._bytes = 0
-        elif message["type"] == "http.response.body" and self._start is not None:
+        elif kind == "http.response.body" and start is not None:
             part = message.get("body", b"")
             more = message.get("more_body", False)
             self._parts.append(part)
             self._bytes += len(part)
-            too_large = self._bytes > self._guarded.policy.response_bytes_max
+            too_large = self._bytes > guarded.policy.response_bytes_max
             if not more or too_large:
-                await self._settle(self._start, kept=not too_large, more=more)
+                await self._finish(start, kept=not too_large, more=more)
         else:
             await self._send(message)
 
@@ -252,26 +241,26 @@ class _HeldResponse:
         ends = message["type"] == "http.response.body" and not message.get("more_body", False)
         return ends and self._start is not None and self._start["status"] < 500
 
-    async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
+    async def _finish(self, start: Message, *, kept: bool, more: bool) -> None:
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
-        guarded = self._guarded
+        guarded, status, body = self._guarded, start["status"], b"".join(self._parts)
         if guarded.condition is not None:
-            added = guarded.condition.headers_for(start["status"], headers)
+            added = guarded.condition.headers_for(status, headers)
             start, headers = {**start, "headers": [*start.get("headers", ()), *added]}, headers + added
-        response = Response(start["status"], headers, b"".join(self._parts))
-        instead = await run_async(guarded.finish(response, kept=kept), guarded.executor)
-        self._received.settle()
+        instead = await run_async(guarded.finish(Response(status, headers, body), kept=kept), guarded.executor)
+        self.settle()
         if guarded.trace is not None:
-            guarded.trace.end((response if instead is None else instead).status)
+            guarded.trace.end(status if instead is None else instead.status)
         if guarded.quota_slot is not None:  # what follows the answer is not in flight any more
             guarded.leave_quota()
-        guarded.sent = response.status if instead is None else 0
         if instead is not None:
+            guarded.sent = 0
             self._start = None
             await send_whole(instead, self._send)
             raise AnswerReplaced
+        guarded.sent = status
         await self._send(start)
-        await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def send_whole(response: Response, send: Send) -> None:

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from io import BytesIO
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args, get_origin
 
-from onefold._http.request import Request, Response, completing_of
+from onefold._http.request import COMPLETING, Request, Response, completing_of
 from onefold._kernel.effects import Call
 from onefold.errors import (
     AuthenticationBroken,
@@ -196,12 +196,11 @@ async def authenticate(
 ) -> str:
     """On whose behalf the request is made, if it may be. A request of the completer has no client that could be asked:
     it is made on behalf of the principal that began it. Raises OnefoldError, ApplicationRefusal."""
-    completing = completing_of(request.source)
-    if completing is not None:
+    if COMPLETING in request.source and (completing := completing_of(request.source)) is not None:
         return completing.principal
     if may is not None:
         await authorize(framework, may, request, body, template)
-    return await identify(framework, whose, request, body, template)
+    return _read_principal(whose, await _ask(framework, whose, request, body, template), request, template)
 
 
 async def authorize(
@@ -223,7 +222,10 @@ async def authorize(
 
 async def identify(framework: Framework, asked: Question, request: Request, body: bytes, template: str | None) -> str:
     """The principal: on whose behalf the request is made, as the application finds it."""
-    found = await _ask(framework, asked, request, body, template)
+    return _read_principal(asked, await _ask(framework, asked, request, body, template), request, template)
+
+
+def _read_principal(asked: Question, found: Any, request: Request, template: str | None) -> str:
     if isinstance(found, str) and found:
         return found
     if found is None or found == "":

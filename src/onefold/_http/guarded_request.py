@@ -159,41 +159,38 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         Not before the body is here, with a key or without: else a slow client would keep a connection for as long as
         it holds its body back.
         """
-        guard, template, self._body = self._guard, self._route.template, body
+        guard, policy, key, self._body = self._guard, self.policy, self._key, body
         try:
             # Without a key too: who may not have one claimed gets no transaction either.
-            may, whose = self.policy.authorize_question, self.policy.principal_question
-            principal = await authenticate(guard.framework, may, whose, self.request, body, template)
+            may, whose = policy.authorize_question, policy.principal_question
+            principal = await authenticate(guard.framework, may, whose, self.request, body, self._route.template)
         except OnefoldError as error:  # also where they ask a store that is down: the caller is not authenticated then
             return self._refuse(error)
         except ApplicationRefusal as answered:
             self._emit_turned_away(answered.response.status)
             return answered.response
         try:
-            if self._key is None:
-                self._ask = unkeyed_ask(self.operation, self.policy.lease_s, self.policy.isolation)
+            if key is None:
+                ask = unkeyed_ask(self.operation, policy.lease_s, policy.isolation)
             else:
-                self._ask = ask_of(
-                    self.request, self._route, guard.naming,
-                    principal=principal, key=self._key, key_ms=self._key_ms, body=body,
-                )  # fmt: skip
-                self.record_name = (self._ask.digest, self._key)
-            if self.policy.steps and guard.stepped is not None:
+                ask = ask_of(self.request, self._route, guard.naming, principal, key, self._key_ms, body)
+                self.record_name = (ask.digest, key)
+            self._ask = ask
+            if policy.steps and guard.stepped is not None:
                 shared, context = guard.stepped(), self._context()
                 self._store = self.work = make_work(shared, self.request, body, self._route, principal, context)
-            if guard.cached is not None and self._key is not None and self.policy.cached:
-                self._store = guard.cached(self._store, self.operation, self.policy.wait_s)
-            claim = await self._store.claim(self._ask)
-            if self.policy.wait_s > 0 and isinstance(claim, InFlight):
-                claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
+            if guard.cached is not None and key is not None and policy.cached:
+                self._store = guard.cached(self._store, self.operation, policy.wait_s)
+            claim = await self._store.claim(ask)
+            if policy.wait_s > 0 and isinstance(claim, InFlight):
+                claim = await wait_and_claim(self._store, ask, policy.wait_s)
             if self.condition is not None and isinstance(claim, Run):
-                await self.condition.read_or_release(self._store, self._ask, claim)
-            if self.policy.quota is not None and isinstance(claim, Run):
-                self.quota_slot = await take_slot_or_release(
-                    self._store, self._ask, claim, self.policy.quota, principal, self.keyed
-                )
+                await self.condition.read_or_release(self._store, ask, claim)
+            if policy.quota is not None and isinstance(claim, Run):
+                quota, keyed = policy.quota, key is not None
+                self.quota_slot = await take_slot_or_release(self._store, ask, claim, quota, principal, keyed)
         except OnefoldError as error:
-            if isinstance(error, StoreUnavailable) and self.policy.store_down == "run" and self.keyed:
+            if isinstance(error, StoreUnavailable) and policy.store_down == "run" and key is not None:
                 return await self._run_unprotected(error, principal)
             return self._refuse(error)
         return self._begin(claim)
@@ -210,8 +207,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 self._emit_claimed("run")
             if self.work is None:
                 # Not the request itself: it knows the scope, where the transaction is, and so would never be let go of.
-                self.tx.carry(functools.partial(pick_carried_headers, self.request.headers), self.record_name)
-                self.tx.open(self.operation)
+                carried = functools.partial(pick_carried_headers, self.request.headers)
+                self.tx.open(self.operation, carried, self.record_name)
             else:
                 self.steps = self.work.begin(self)
             return None
@@ -291,7 +288,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 check_used(self.tx, self.operation, status)
             answer = make_answer(
                 response, ask, self._guard.new_run_id(), kept=kept, headers_kept=self.policy.headers_kept,
-                sealer=self._guard.reading.sealer, span=self._context(),
+                sealer=self._guard.reading.sealer, span=self.trace.span.carrier() if self.trace else {},
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)

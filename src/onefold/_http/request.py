@@ -42,8 +42,7 @@ class Request(NamedTuple):
 
     def values(self, name: str) -> list[bytes]:
         """Every line of a header, undecoded."""
-        wanted = _encode_name(name)
-        return [value for found, value in self.headers if found == wanted]
+        return lines_of(self.headers, name)
 
     @property
     def root(self) -> str:
@@ -78,19 +77,25 @@ class Request(NamedTuple):
 
         A WSGI server joins the lines before they can be counted: their values with commas between are another value.
         """
-        lines = self.values(name)
+        lines = lines_of(self.headers, name)
         if len(lines) > 1:
             raise HeaderRepeated(f"The header {name} was sent {len(lines)} times; send it once.")
         return lines[0].decode("latin-1") if lines else None
 
 
+def lines_of(headers: Headers, name: str) -> list[bytes]:
+    """Every line of a header among these, undecoded."""
+    wanted = _encode_name(name)
+    by_name = dict(headers)
+    if len(by_name) == len(headers):  # no name is there twice, as nearly always: found without a loop
+        return [by_name[wanted]] if wanted in by_name else []
+    return [value for found, value in headers if found == wanted]
+
+
 def first_line(headers: Headers, name: str) -> str | None:
     """The first line of a header among these."""
-    wanted = _encode_name(name)
-    for found, value in headers:
-        if found == wanted:
-            return value.decode("latin-1")
-    return None
+    lines = lines_of(headers, name)
+    return lines[0].decode("latin-1") if lines else None
 
 
 def pick_carried_headers(headers: Headers) -> dict[str, str]:

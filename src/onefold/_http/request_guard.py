@@ -13,7 +13,7 @@ from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.idempotency_key import generated_ms, read_key
 from onefold._http.problems import problem
 from onefold._http.reported_request import describe_request
-from onefold._http.request import Request, Response
+from onefold._http.request import Request, Response, lines_of
 from onefold._http.request_identity import NAMING, Naming
 from onefold._http.route_policy import Policy, Route
 from onefold._http.stored_response import READING, Reading, new_run_id
@@ -95,10 +95,10 @@ class RequestGuard:
 
         A Response: refused. A GuardedRequest: read the body and have it admitted.
         """
-        lines = request.values(HEADER)
+        policy, lines = route.policy, lines_of(request.headers, HEADER)
         try:
-            key, key_ms = self.read_key(lines, route.policy) if lines else (None, None)
-            if key is None and route.policy.required:
+            key, key_ms = self.read_key(lines, policy) if lines else (None, None)
+            if key is None and policy.required:
                 raise KeyMissing(
                     f"{request.method} {route.name} requires an Idempotency-Key header: a value of your own, "
                     "for example a UUIDv7 in quotes, repeated on every retry of the same request."
@@ -117,10 +117,10 @@ class RequestGuard:
                 f"{request.method} {route.name}",
             )
         guarded = GuardedRequest(self, request, route, key, key_ms, executor)
-        if route.policy.conditional is not None:
+        if policy.conditional is not None:
             from onefold._http.conditional import RequestCondition  # for those who have such routes
 
-            guarded.condition = RequestCondition(request, route.policy.conditional, guarded.operation, guarded.tx)
+            guarded.condition = RequestCondition(request, policy.conditional, guarded.operation, guarded.tx)
         return guarded
 
     def refusal(self, error: OnefoldError, request: Request) -> Response:

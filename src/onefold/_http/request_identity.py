@@ -157,7 +157,7 @@ class _Identity(NamedTuple):
 
 
 def ask_of(
-    request: Request, route: Route, naming: Naming, *, principal: str, key: str, key_ms: int | None, body: bytes
+    request: Request, route: Route, naming: Naming, principal: str, key: str, key_ms: int | None, body: bytes
 ) -> Ask:
     """A request's claim on its key."""
     policy = route.policy

@@ -47,9 +47,30 @@ class RouteTable:
             for entry, pattern in ((entry, _pattern(entry.template, known)) for entry in entries)
         ]
         _refuse_shared((methods, route) for methods, _, route, _ in self._entries if route is not None)
+        #: Routes without parameters, by method and path, as far as no other comes before them: found without a search.
+        self._fixed = {
+            (method, route.template): route
+            for methods, pattern, route, host in self._entries
+            if route is not None and host is None and not pattern.groups
+            for method in (methods or METHODS) & METHODS
+            if self._first(method, route.template) is route
+        }
+
+    def _first(self, method: str, path: str) -> Route | None:
+        """The first route that this may be asked of, at whatever host."""
+        return next(
+            route
+            for methods, pattern, route, _ in self._entries
+            if (methods is None or method in methods) and pattern.fullmatch(path)
+        )
 
     def resolve(self, request: Request) -> Route | None:
         """The idempotent route of a request, if it is one."""
+        source = request.source
+        if not (source.get("root_path") or source.get("SCRIPT_NAME")):  # neither a root nor a mount
+            fixed = self._fixed.get((request.method, request.path))
+            if fixed is not None:
+                return fixed
         if request.method not in METHODS:
             return None
         path = request.path_below_root

@@ -33,7 +33,7 @@ from onefold._http.condition_errors import ConditionFailed
 from onefold._http.conditional import RequestCondition
 from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of, refusal_of, served_by
 from onefold._http.install_checks import ServedPath
-from onefold._http.request import Request, Response, completing_of, principal_in
+from onefold._http.request import COMPLETING, Request, Response, completing_of, principal_in
 from onefold._http.route_policy import METHODS, Policy, Route
 from onefold._http.routes import HostPrefix, RouteEntry, RouteTable
 from onefold._http.scope_keys import CONDITION, TRANSACTION
@@ -60,13 +60,12 @@ class ApplicationRoutes:
                 note_exceptions(mounted)
                 answer_failed_conditions(mounted)
         route = self._table.resolve(request)
-        mark = completing_of(request.source)
-        if route is not None and mark is not None:  # the completer calls the application itself: no router is above it
-            return replace(route, mount=mark.mount)
+        if route is None:
+            return None
+        if COMPLETING in request.source and (mark := completing_of(request.source)) is not None:
+            return replace(route, mount=mark.mount)  # the completer calls the application itself: no router is above it
         # Below a mount only there is a router around that of the application.
-        return (
-            route if route is None or "router" not in request.source else replace(route, mount=self.mount_of(request))
-        )
+        return replace(route, mount=self.mount_of(request)) if "router" in request.source else route
 
     def mount_of(self, request: Request) -> str:
         """Where the application is mounted: the hosts above it, and the prefix."""

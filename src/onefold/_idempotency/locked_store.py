@@ -19,6 +19,7 @@ the record. A connection lost during COMMIT is neither, so the outcome is looked
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -142,12 +143,17 @@ class LockedStore:
     async def claim(self, ask: Ask) -> Claim:
         await Acquire()
         try:  # `checkout`, written out: two coroutines fewer for every request
-            claim = await self._claim(ask)
+            # In the first case most likely a replay: one plain read, no transaction.
+            found = await self._find(ask) if ask.digest in self._recent else None
+            claim = found or await self._try(ask)
+        except SerializationFailed:
+            claim = await discard_on_error(functools.partial(self._try_again, ask))
         except Exception:
             await Discard()
             raise
-        if not isinstance(claim, Run):
-            await Release()
+        if isinstance(claim, Run):
+            return claim
+        await Release()
         if isinstance(claim, Replay):
             self._recent.add(ask.digest)
         return claim
@@ -166,11 +172,12 @@ class LockedStore:
         """Where the claim is not this transaction, `opened` is what stands before the record, and `check_claim` is
         asked where the batch was refused: it raises if the claim is lost."""
         # First what finds out whether the transaction is still ours: nothing may be written outside of it.
-        undo = self.sql.UNDO_WHOLE if run.reserved else self.sql.UNDO
-        proof = (self.sql.KEEP if keep_rows else undo) if opened is None else opened
-        write = self.sql.settle_reserved if run.reserved else self.sql.settle
+        sql, reserved = self.sql, run.reserved
+        if opened is None:
+            opened = sql.KEEP if keep_rows else sql.UNDO_WHOLE if reserved else sql.UNDO
+        record = sql.settle_reserved(ask, answer) if reserved else sql.settle(ask, answer)
         try:
-            await Batch((*proof, write(ask, answer), *also, Boundary.COMMIT))
+            await Batch((*opened, record, *also, Boundary.COMMIT))
         except (UniqueViolated, RequiredValueMissing, SerializationFailed) as error:
             return await self._after_lost_race(ask, error, check_claim)
         except ConnectionLost:
@@ -217,34 +224,30 @@ class LockedStore:
         rows = await Fetch(self.sql.find(ask))
         return judge_records(ask, [record_of(row) for row in rows if row[-1]])
 
-    async def _claim(self, ask: Ask) -> Claim:
-        again: tuple[Boundary, ...] = ()
-        for _ in range(CLAIMS_MAX):
+    async def _try_again(self, ask: Ask) -> Claim:
+        """There is a record, or the end of one, that the snapshot of the first try was too old to see."""
+        for _ in range(CLAIMS_MAX - 1):
             try:
-                if ask.digest in self._recent and not again:
-                    # Most likely a replay: one plain read, no transaction.
-                    found = await self._find(ask)
-                    if found is not None:
-                        return found
-                return await self._try(ask, again)
-            except SerializationFailed:  # a record, or its end, that our snapshot was too old to see
-                again = (Boundary.ROLLBACK,)
+                return await self._try(ask, Boundary.ROLLBACK)
+            except SerializationFailed:
+                pass
         raise SerializationFailed(
             f"{ask.operation} could not be claimed: its key has changed {CLAIMS_MAX} times meanwhile"
         )
 
-    async def _try(self, ask: Ask, first: tuple[Boundary, ...]) -> Claim:
+    async def _try(self, ask: Ask, *first: Boundary) -> Claim:
+        sql = self.sql
         strict = self._strict if ask.isolation is None else ask.isolation != "read committed"
         run = _RUN_RESERVED if strict else _RUN
-        check = self.sql.reserve(ask) if strict else self.sql.check_free(ask)
-        begin = (*self.sql.opening(ask), self.sql.lock(ask), *self.sql.BEFORE_HANDLER, check)
+        check = sql.reserve(ask) if strict else sql.check_free(ask)
+        begin = (*sql.opening(ask), sql.lock(ask), *sql.BEFORE_HANDLER, check)
         if await Batch((*first, *begin)) == 0:
             return run
         seen = await Fetch(self.sql.explain(ask))
         has_one_snapshot, *_ = seen[0]
         if has_one_snapshot and not strict:
             self._strict = True  # from now on, without this detour
-            return await self._try(ask, (Boundary.ROLLBACK,))
+            return await self._try(ask, Boundary.ROLLBACK)
         claim = await self._judge(ask, run, seen)
         if claim is None:
             # Another payload holds the key, or a request that only looked at it did. Try once more, then believe it.

@@ -92,11 +92,16 @@ class OwnedTransaction(Transaction[H]):
             if self._pending is not None:
                 self._pending.announce()
 
-    def open(self, name: str, request: tuple[bytes, str] | None = None) -> None:
-        """It has begun, for this operation or consumer, and for this request, if `carry` has not named it."""
+    def open(
+        self,
+        name: str,
+        headers: Callable[[], Mapping[str, str]] | None = None,
+        request: tuple[bytes, str] | None = None,
+    ) -> None:
+        """It has begun, for this operation or consumer. The rest is for `carry`, where that was not called before."""
         self.name = name
-        if request is not None:
-            self._request = request
+        if headers is not None:
+            self._carried, self._request = headers, request
         self._over = None
         self._executor.inside = self
 
