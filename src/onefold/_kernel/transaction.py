@@ -7,6 +7,7 @@ after, touching it is an error that says so.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Protocol, TypeVar, overload
@@ -321,7 +322,7 @@ class Transaction(Generic[H]):
             )
         executor = self._executor
         here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
-        return natural, self._sessions.table(self, given, _call if here else executor.blocking)
+        return natural, self._sessions.table(self, given, operator.call if here else executor.blocking)
 
     def _perform(self, call: str, make: Callable[[], Flow[Any]], *, begins: bool = True) -> Any:
         """Run a flow inside of it; on asyncio to be awaited."""
@@ -375,10 +376,6 @@ class Transaction(Generic[H]):
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
         if self._savepoints is not None:
             self._savepoints.check()
-
-
-def _call(function: Callable[[], Any]) -> Any:
-    return function()
 
 
 async def _any_row(items: bool | tuple[BatchItem, ...]) -> bool:
