@@ -27,7 +27,6 @@ Check = Callable[[Source], Iterator[Finding]]
 REPEATED = {
     "Dialect": "of the statement sets of each feature",
     "FastConnection": "of each driver that has a fast path",
-    "HeldResponse": "of the adapters of ASGI and WSGI",
     "IdempotencyMiddleware": "of the adapters of ASGI and WSGI",
     "Opened": "of each driver that opens a pool per event loop",
     "Postgres": "of the statement sets of each feature",

@@ -109,13 +109,13 @@ class IdempotencyMiddleware:
         refusal = await run_async(admission, executor)
         if refusal is not None:
             return await send_whole(refusal, send)
-        return await self._run(guarded, scope, _Exchange(guarded, body, receive, send), send)
+        return await self._run(guarded, scope, _HeldExchange(guarded, body, receive, send), send)
 
     async def _run(
         self,
         guarded: GuardedRequest[TaskExecutor[Any]],
         scope: MutableMapping[str, Any],
-        exchange: _Exchange,
+        exchange: _HeldExchange,
         send: Send,
     ) -> None:
         # Bodies that the server would read from disk by itself cannot be held back, nor stored.
@@ -181,7 +181,7 @@ class IdempotencyMiddleware:
             ) from error
 
 
-class _Exchange:
+class _HeldExchange:
     """What the application receives and sends, once its request was let in.
 
     It receives the body we have read and, where the client can come back for its answer, a disconnect only after that

@@ -113,7 +113,7 @@ def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
     return values
 
 
-class _Identity(NamedTuple):
+class _RequestIdentity(NamedTuple):
     """What is kept of a request for what not every request needs: its locks, and its comparison with a record."""
 
     asked: Asked
@@ -181,7 +181,7 @@ def ask_of(
         printed = hash_form(frame, form, scope.fingerprint_key(key, naming.peppers[0]))
     fingerprint = printed + (form[:1] if strategy is canonical_json else form_name(strategy, form))
     first = unmounted or (earlier[0] if earlier else digest)
-    identity = _Identity(asked, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first)
+    identity = _RequestIdentity(asked, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first)
     return Ask(
         digest,
         fingerprint,
