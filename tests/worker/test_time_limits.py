@@ -264,18 +264,18 @@ async def test_a_hook_that_hangs_is_cut_off_and_does_not_hold_its_slot(
         if fails:
             raise RuntimeError("as you wish")
 
-    names = [f"m{number}" for number in range(3)]
+    names = [f"m{number}" for number in range(2)]
     broker = MemoryBroker()
     broker.put(*map(message, names))
-    consumer = backend.consumer(handler, concurrency=1, attempts=1, timeout_s=0.1)
+    consumer = backend.consumer(handler, concurrency=1, attempts=1, timeout_s=2.0)
     async with running(consuming(backend, broker, consumer)):
         await until(lambda: broker.idle)
     assert await backend.effects() == ([] if fails else names)
     assert sorted(await backend.failed_messages()) == (names if fails else [])
     told = [record.getMessage() for record in caplog.records if "a hook after" in record.getMessage()]
-    assert len(told) == 3
+    assert len(told) == 2
     assert all("hang" in text for text in told)
-    assert caplog.text.count("the time limit of its handler, 0.1 s, and is not waited for") == 3
+    assert caplog.text.count("the time limit of its handler, 2 s, and is not waited for") == 2
 
 
 async def test_without_a_time_limit_of_its_own_a_handler_has_its_lease(backend: Backend) -> None:
