@@ -50,7 +50,7 @@ class User:
         tx.after_commit(self.heard.append, "kept")
         tx.after_rollback(self.heard.append, "undone")
         assert isinstance(tx, OwnedTransaction)
-        tx.joined.append(self)
+        tx._work().joined.append(self)
 
     def end(self) -> None:
         if self.fails:
