@@ -196,7 +196,7 @@ CALLS_MOST: Final[dict[str, dict[str, float]]] = {
         "insert_once": 33,
         "insert_once, compared": 33,
         "transition": 38,
-        "ledger_entry": 160,
+        "ledger_entry": 165,
         "lock_row": 32,
     },
 }
