@@ -102,7 +102,7 @@ async def test_what_one_transaction_of_a_discard_has_passed_over_the_next_does_n
     assert await on_postgres.flow(discard_and_skip.discard_all("postgres", chosen, actor="ada")) == 10_000
     await on_postgres.rows("SELECT pg_stat_force_next_flush()")
     [(after,)] = await on_postgres.rows(read)
-    # With those of the preparation, which may be told late: 20,000 of each statement. Where each transaction begins
-    # anew it is 155,000.
+    # Each entry once: 20,000, as many of rows that the preparation replaced, and as many that it read and that are told
+    # late. Where each transaction begins anew it is 155,000.
     assert 20_000 <= after - before < 100_000
     assert await on_postgres.rows("SELECT count(*) FROM onefold_letter WHERE state = 'dead'") == [(10_000,)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
-from onefold._app.handle_annotations import check_handles
 from onefold._http.decorator import name_of
 from onefold._http.install import Layer
 from onefold._http.route_policy import Policy, Settings
@@ -50,6 +49,8 @@ class RouteMarks:
         mark = self._layer.marker(settings)
 
         def decorate(function: F) -> F:
+            from onefold._app.handle_annotations import check_handles
+
             marked = mark(function)
             check_handles(function, name_of(function), self._layer.name, self._database)
             return marked

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onefold._app.handle_annotations import check_handles
 from onefold._http.install import Layer
 from onefold._idempotency.encryption import peppers_of
 from onefold._idempotency.locked_store import LockedStore
@@ -56,6 +55,8 @@ class WorkBlocks:
 
     def _check_handler(self, consumer: Consumer) -> None:
         """Refuse a handler that works in steps of the other colour, or expects the connection of another driver."""
+        from onefold._app.handle_annotations import check_handles
+
         check_handles(consumer.handler, f"consumer {consumer.name!r}", self._layer.name, self._database)
         if consumer.signature.works_in_steps and consumer.is_async is not self._asynchronous:
             is_now, wanted = ("an async def", "a plain def") if consumer.is_async else ("a plain def", "an async def")

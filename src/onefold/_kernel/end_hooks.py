@@ -6,8 +6,11 @@ is an event (`tx.publish`), which commits with the rows.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextvars import copy_context
 from enum import Enum
+from functools import partial
 from typing import Any
 
 
@@ -47,3 +50,30 @@ class Hooks:
             if when in (due, Due.BOTH):
                 return call
         return None
+
+
+class ThreadHook:
+    """A hook that a plain `def` asked for: it may block, and so is called on a thread, also where the end of its
+    transaction is awaited on a loop. Called, it is awaited; what has threads of its own calls `func` on one of them.
+
+    Each has a thread of its own. Those of the loop (`asyncio.to_thread`) are few, and look up the names of hosts,
+    too: a few hooks that hang would hold up everything else, and the process would not end before they return.
+    """
+
+    __slots__ = ("func",)
+
+    def __init__(self, func: Callable[[], Any]) -> None:
+        self.func = func
+
+    async def __call__(self) -> Any:
+        from onefold._kernel.serial_thread import SerialThread
+
+        result = await SerialThread("onefold-hook").run(partial(copy_context().run, _contain, self.func))
+        return await result if inspect.isawaitable(result) else result
+
+
+def _contain(hook: Callable[[], Any]) -> Any:
+    try:
+        return hook()
+    except StopIteration as error:  # no future takes one
+        raise RuntimeError(f"a hook raised StopIteration: {error}") from error

@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Publish, Row, Statement
+from onefold._kernel.end_hooks import ThreadHook
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.thread_hooks import ThreadHook
 from onefold.errors import ProgrammerError, StoreError
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from typing import Any, Final
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handler_transaction import HandlerTookTooLong
+from onefold._kernel.end_hooks import ThreadHook
 from onefold._kernel.executors import name_of, runs_a_loop
 from onefold._kernel.messages import Message
 from onefold._kernel.serial_thread import SerialThread
-from onefold._kernel.thread_hooks import ThreadHook
 from onefold._worker.cancellation import may_go_on
 from onefold.errors import OnefoldError
 
