@@ -1,7 +1,6 @@
 """Python instructions that are executed, counted: what a metric costs of a request, the same on every machine.
 
-A share of them is not a share of CPU (what C functions do is not seen), but it cannot be moved by what else a machine
-does. `metrics_cost.py` measures the CPU.
+They are not CPU time (what C functions do is not seen), but cannot be moved by what else a machine does. `metrics_cost.py` measures the CPU.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def counted_instructions() -> Iterator[Counter[CodeType]]:
         sys.settrace(None)
 
 
-def added_share(measured: Counter[CodeType], plain: Counter[CodeType]) -> float:
-    """What metrics add to all that a request executes. How often a loop or a driver looks for bytes is left to chance:
-    so what is added is looked for in onefold and prometheus_client alone."""
-    added = sum(measured[code] - plain[code] for code in measured | plain if code.co_filename.startswith(_MEASURING))
-    return added / plain.total()
+def added_instructions(measured: Counter[CodeType], plain: Counter[CodeType]) -> int:
+    """What metrics add. How often a loop or a driver looks for bytes is left to chance: so what is added is looked for
+    in onefold and prometheus_client alone."""
+    return sum(measured[code] - plain[code] for code in measured | plain if code.co_filename.startswith(_MEASURING))

@@ -23,7 +23,7 @@ COUNTED: Final[frozenset[Unit]] = frozenset(
         "round trips",
         "bytes sent",
         "function calls",
-        "share of instructions",
+        "instructions",
         "statements",
         "commits",
         "hops between threads",
