@@ -1,6 +1,7 @@
 """Python instructions that are executed, counted: what a metric costs of a request, the same on every machine.
 
-They are not CPU time (what C functions do is not seen), but cannot be moved by what else a machine does. `metrics_cost.py` measures the CPU.
+They are not CPU time (what C functions do is not seen), but cannot be moved by what else a machine does.
+`metrics_cost.py` measures the CPU.
 """
 
 from __future__ import annotations
