@@ -138,7 +138,7 @@ CASES = {
     "mounted, given operation": Named(
         route("/orders/{id}", mount="/shop", operation="place-order"), source={"root_path": "/shop"}
     ),
-    "no earlier records": Named(route("/orders/{id}"), Naming(earlier_records=False)),
+    "no earlier records": Named(route("/orders/{id}"), Naming(earlier_release=False, earlier_deploys=False)),
     "peppered": Named(route("/orders/{id}"), Naming(peppers=(b"p" * 32, b"q" * 32))),
     "raw": Named(route("/orders/{id}", fingerprint=raw_bytes)),
     "fields": Named(route("/orders/{id}", fingerprint=selected_fields("account"))),

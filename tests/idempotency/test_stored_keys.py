@@ -59,7 +59,7 @@ class Shop:
 
 @asynccontextmanager
 async def shop_over(database: object) -> AsyncIterator[Shop]:
-    once = AsyncOnefold(database, principal=single_principal)
+    once = AsyncOnefold(database, principal=single_principal, earlier_records=True)
     await once.migrate()
     shop = Shop(once)
     async with shop.client:
@@ -93,8 +93,8 @@ async def test_every_key_is_on_one_page_of_the_list(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("after", ["", "1", "x-00", f"9{'9' * 30}-{'00' * 16}", f"1-{'00' * 15}", f"٣-{'00' * 16}"])
-async def test_a_place_that_no_page_gave_is_refused(shop: Shop, after: str) -> None:
-    with pytest.raises(ConfigurationError, match="not a place in a list of keys"):
+async def test_a_position_that_no_page_gave_is_refused(shop: Shop, after: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a position in a list of keys"):
         await shop.ask(functools.partial(list_keys, after=after))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,11 +42,17 @@ class Stage:
         self.address = address
         self._stack = stack
         self.runs = 0
+        #: Requests that are made while the next handler runs, and what was answered to them.
+        self.meanwhile: list[Callable[[], tuple[int, bytes, bool]]] = []
+        self.seen: list[tuple[int, bytes, bool]] = []
 
-    def serve(self, routes: dict[str, Settings] = ROUTES, *, sealed: bool = False, **options: Any) -> Post:
+    def serve(
+        self, routes: dict[str, Settings] = ROUTES, *, sealed: bool = False, migrating: bool = True, **options: Any
+    ) -> Post:
         sealer = Keyring(KEYS, write="ring") if sealed else None
         once = Onefold(self.address, principal=lambda request: "acme", sealer=sealer, **options)
-        once.migrate()
+        if migrating:
+            once.migrate()
         self._stack.callback(once.close)
         app = once.wsgi(self._handle, {name: once.policy(**given) for name, given in routes.items()})
 
@@ -71,6 +79,9 @@ class Stage:
 
     def _handle(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         self.runs += 1
+        asked, self.meanwhile = self.meanwhile, []
+        with ThreadPoolExecutor(1) as elsewhere:
+            self.seen = [elsewhere.submit(each).result() for each in asked]
         start_response("201 Created", [])
         return [b"ran"]
 
@@ -200,15 +211,48 @@ def test_an_expired_record_of_the_previous_release_makes_room_for_the_signpost(s
     assert stored(stage, earlier_digest(REFUND)) == [(2,)]
 
 
-def test_a_deploy_that_gives_an_operation_and_the_one_before_it_know_of_each_other(stage: Stage) -> None:
-    named: dict[str, Settings] = {"POST /orders/{id}/refunds": {"operation": "refund"}}
-    before, after = stage.serve(), stage.serve(named)
+#: Whether the processes of the deploy before, and of the one after it, look for what the previous release has left: two
+#: processes need not have found out the same.
+KNOWN = [(None, None), (None, True), (True, None), (True, True)]
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=str)
+@pytest.mark.parametrize("given", ["refund", "/refunds/{order}"])
+def test_a_deploy_that_gives_an_operation_and_the_one_before_it_know_of_each_other(
+    stage: Stage, known: tuple[bool | None, bool | None], given: str
+) -> None:
+    named: dict[str, Settings] = {"POST /orders/{id}/refunds": {"operation": given}}
+    before, after = stage.serve(earlier_records=known[0]), stage.serve(named, earlier_records=known[1])
     assert after(REFUND)[:2] == (201, b"ran")
     assert before(REFUND)[0] == 409, "not run again; only the new deploy has the answer"
     other = REFUND._replace(key="other")
     assert before(other)[:2] == (201, b"ran")
     assert after(other)[2]
     assert stage.runs == 2
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=str)
+@pytest.mark.parametrize("template", ["/refunds", "/orders/{id}/refunds"])
+def test_what_either_of_these_deploys_has_in_flight_is_in_flight_for_the_other(
+    stage: Stage, known: tuple[bool | None, bool | None], template: str
+) -> None:
+    given: Settings = {"operation": "/orders/{order}/returns"}
+    deploys = (
+        stage.serve({f"POST {template}": {}}, earlier_records=known[0]),
+        stage.serve({f"POST {template}": given}, earlier_records=known[1]),
+    )
+    scene = REFUND._replace(path=template.replace("{id}", "17"))
+    for number, (runs, waits) in enumerate((deploys, deploys[::-1])):
+        asked = scene._replace(key=f"key-{number}")
+        stage.meanwhile = [partial(waits, asked), partial(waits, asked._replace(body=b"{}"))]
+        assert runs(asked)[0] == 201
+        assert [status for status, _, _ in stage.seen] == [409, 422]
+
+
+def left_empty(dsn: str) -> None:
+    """As the previous release has made the database, with no record in it."""
+    restore(dsn)
+    rows(dsn, "DELETE FROM onefold_record")
 
 
 @contextmanager
@@ -232,6 +276,7 @@ def previous_release_runs(dsn: str, scene: Scene, operation: str) -> Iterator[No
 def test_what_the_previous_release_has_in_flight_is_in_flight(postgres_dsn: str, scene: Scene, operation: str) -> None:
     with ExitStack() as stack:
         stage = Stage(postgres_dsn, stack)
+        left_empty(postgres_dsn)
         post = stage.serve()
         with previous_release_runs(postgres_dsn, scene, operation):
             assert post(scene)[0] == 409
@@ -242,6 +287,7 @@ def test_what_the_previous_release_has_in_flight_is_in_flight(postgres_dsn: str,
 def test_what_the_previous_release_has_in_flight_is_so_under_the_name_it_had(postgres_dsn: str) -> None:
     with ExitStack() as stack:
         stage = Stage(postgres_dsn, stack)
+        left_empty(postgres_dsn)
         post = stage.serve(RENAMED)
         with previous_release_runs(postgres_dsn, REFUND, "POST /orders/{id}/refunds"):
             assert post(REFUND)[0] == 409
@@ -253,6 +299,7 @@ def test_what_cannot_be_told_apart_in_flight_is_a_conflict_and_never_a_mismatch(
     large = next(scene for scene in SCENES if scene.key == "large")
     with ExitStack() as stack:
         stage = Stage(postgres_dsn, stack)
+        left_empty(postgres_dsn)
         post = stage.serve()
         with previous_release_runs(postgres_dsn, large, "POST /orders"):
             assert post(large)[0] == 409

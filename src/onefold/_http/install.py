@@ -13,6 +13,7 @@ from onefold._http import asgi, wsgi
 from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
 from onefold._http.bare_header_check import header_taken
 from onefold._http.decorator import IdempotentHandler, check_markable, idempotent_handler_of, mark, name_of
+from onefold._http.earlier_release import ApplicationNaming
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import (
     READY,
@@ -31,7 +32,6 @@ from onefold._http.openapi import describe, describe_reads
 from onefold._http.reaper import EVERY_S, Reaping
 from onefold._http.request import Request
 from onefold._http.request_guard import RequestGuard
-from onefold._http.request_identity import Naming
 from onefold._http.route_policy import (
     Authorize,
     Policy,
@@ -44,8 +44,7 @@ from onefold._http.route_policy import (
 )
 from onefold._http.session_needs import check_sessions
 from onefold._http.steps_parameter import check_steps, find_steps
-from onefold._http.stored_response import Reading
-from onefold._idempotency.encryption import Sealer, peppers_of
+from onefold._idempotency.encryption import Sealer
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.sql import sqlite
 from onefold._idempotency.unkeyed import UnkeyedStore
@@ -100,12 +99,12 @@ class Layer:
         shedding: Shedding | None = None,
         quota: Quota | None = None,
         cache: object = None,
-        earlier_records: bool = True,
+        earlier_records: bool | None = None,
         unsealed_answers: bool = False,
         reap_every_s: float | None = EVERY_S,
     ) -> None:
         check_parts(pages, shedding, sealer)
-        are_bools(development=development, earlier_records=earlier_records, unsealed_answers=unsealed_answers)
+        are_bools(development=development)
         self.name = name
         """What the Onefold of this layer is called in errors."""
         self._marks: WeakSet[IdempotentHandler] = WeakSet()
@@ -123,7 +122,8 @@ class Layer:
         self.listener, self.reaping = listener, Reaping(reap_every_s)
         self.installed: list[InstalledApp] = []
         self.store, self.cached = _store(dialect), open_cache(cache, dialect, listener, asynchronous)
-        self.reading = reading = Reading(sealer, unsealed_answers, earlier_records)
+        naming = ApplicationNaming(dialect, earlier_records, sealer, unsealed_answers)
+        self.reading = naming.reading
         #: For handlers that work in steps; made when it is first asked for.
         self.stepped = functools.cache(functools.partial(make_stepped, self.store))
         self._guard = RequestGuard(
@@ -137,8 +137,7 @@ class Layer:
             tracer=tracer_of(listener),
             described_by=f"{pages}/specification" if pages is not None else None,
             development=development,
-            naming=Naming(earlier_records, peppers_of(sealer), reading.head),
-            reading=reading,
+            naming=naming,
         )
 
     @property

@@ -64,6 +64,11 @@ def left_in(app: Any) -> object | None:
 def check_free(app: Any, name: str) -> None:
     """Refuse an application that has a layer already."""
     present = getattr(app, "layer_name", None) or ((found := left_in(app)) is not None and repr(found))
+    if present == name:
+        raise ConfigurationError(
+            f"{name} is installed into this application already: once is enough. Install it where the application is "
+            "made, or where it is complete, and mark its routes with the same one"
+        )
     if present:
         raise ConfigurationError(
             f"{name} cannot be installed: {present} is installed into this application already, and each request would "

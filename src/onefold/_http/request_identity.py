@@ -4,10 +4,10 @@ An operation is the method and the route's template without the names and types 
 does not change it. The template begins with where the application is that has the route: its host, and the prefix of
 its mount. Two applications on one database may have the same routes, and must not answer each other's retries.
 
-A route that moves keeps its keys by an `operation` of its own. onefold 0.1 had the names of parameters in it, and no
-mount, and a deploy may have been before an `operation` was given: while `earlier_records` is on, keys stored under
-those names are found, and requests that run under them are seen. The names of parameters that 0.1 had are today's, and
-those of the `operation`, if that is a template.
+A route that moves keeps its keys by an `operation` of its own. A deploy may have been before that was given, and
+onefold 0.1 had the names of parameters in its operations, and no mount: keys stored under those names are found, and
+requests that run under them are seen, as far as the application's `Naming` says. The names of parameters that 0.1 had
+are today's, and those of the `operation`, if that is a template.
 """
 
 from __future__ import annotations
@@ -44,23 +44,21 @@ _BOUNDARY = re.compile(r"""\s*boundary=("?)([0-9A-Za-z'()+_,\-./:=?]{1,70})\1\s*
 class Naming(NamedTuple):
     """What an application's requests are named by, besides themselves."""
 
-    earlier_records: bool = True
+    earlier_release: bool = True
+    """Whether names and locks of onefold 0.1 are known, where there are some."""
+    earlier_deploys: bool = True
+    """Whether those of a deploy are that was before a route's `operation` was given."""
     peppers: tuple[bytes, ...] = ()
     open_headers: Callable[[Record], object] | None = None
     """Raises where the keys that a record was made with are not known."""
 
 
-NAMING = Naming()
-
-
 @lru_cache(maxsize=1024)
-def operations_of(method: str, template: str, given: str | None, mounted: bool = False) -> tuple[str, ...]:
-    """The operation of a route, and then what it may have been called before.
-
-    A `mounted` template has a mount in it that onefold 0.1 did not name, so that is none of its names.
-    """
+def operations_of(method: str, template: str, given: str | None, release: bool = True) -> tuple[str, ...]:
+    """The operation of a route, and then what it may have been called before: by a deploy before it was given, and by
+    the `release` before this one."""
     nameless, automatic = (f"{method} {_without_names(name)}" for name in (given or template, template))
-    if mounted:
+    if not release:
         return tuple(dict.fromkeys((nameless, automatic)))
     before = [f"{method} {template}", automatic]
     if given is not None:
@@ -69,6 +67,7 @@ def operations_of(method: str, template: str, given: str | None, mounted: bool =
     return tuple(dict.fromkeys((nameless, *before)))
 
 
+@lru_cache(maxsize=1024)
 def _without_names(template: str) -> str:
     return _PARAMETER.sub("{}", template)
 
@@ -82,8 +81,10 @@ def _as_given(unmounted: str, given: str | None) -> str:
 
 def scopes_of(principal: str, method: str, route: Route, naming: Naming) -> tuple[Scope, ...]:
     """The scope of a request, and then those it may have been stored under before."""
-    operations = operations_of(method, route.name, route.policy.operation, route.unmounted is not None)
-    if len(operations) == 1 or not naming.earlier_records:
+    # A template that is mounted has a mount in it, which onefold 0.1 did not name: it is none of its names.
+    release = naming.earlier_release and route.unmounted is None
+    operations = operations_of(method, route.name, route.policy.operation, release)
+    if len(operations) == 1 or not naming.earlier_deploys:
         return (Scope(principal, operations[0]),)
     return tuple([Scope(principal, operation) for operation in operations])
 
@@ -128,6 +129,8 @@ class _RequestIdentity(NamedTuple):
     scopes: tuple[Scope, ...]
     earlier: bytes
     """The digest that onefold 0.1 has."""
+    before: Scope | None
+    """What a deploy before the route's operation was given takes its lock under."""
 
     def is_same(self, record: Record) -> bool:
         """Whether a record is of this request."""
@@ -149,10 +152,10 @@ class _RequestIdentity(NamedTuple):
         if not is_raw(form, ours=ours):
             frame = self.frame if ours else frame_asked(asked, ours=True)
             hashes.append(hash_form(frame, raw_bytes(asked), self.secret))
-        if self.naming.earlier_records:
+        if self.naming.earlier_release:
             hashes.append(earlier_hash(asked, form, ours=ours, key=self.earlier))
-            if len(self.scopes) > 1 and self.policy.operation is not None:  # a deploy before the operation was given
-                hashes.append(hash_form(self.frame, form, self.scopes[-1].fingerprint_key(self.key)))
+        if self.before is not None:
+            hashes.append(hash_form(self.frame, form, self.before.fingerprint_key(self.key)))
         return lock_ids(hashes)
 
 
@@ -169,8 +172,15 @@ def ask_of(
     scope = scopes[0]
     digest, secret = scope.derive(key)
     earlier = tuple([other.digest(key) for other in scopes[1:]]) if len(scopes) > 1 else ()
+    signposts, before = earlier[:1], None
+    if earlier and policy.operation is not None:
+        automatic = f"{request.method} {_without_names(route.name)}"
+        named = [number for number, other in enumerate(scopes[1:]) if other.operation == automatic]
+        before = scopes[1 + named[0]] if named else scopes[-1]
+        # A process of that deploy may know that 0.1 was never here, and does not look where the first signpost is.
+        signposts = tuple(dict.fromkeys((earlier[0], *[earlier[number] for number in named])))
     unmounted, tells_mounts = None, False
-    if route.unmounted is not None and naming.earlier_records:
+    if route.unmounted is not None and naming.earlier_release:
         name = _as_given(route.unmounted, policy.operation)
         unmounted = Scope(principal, f"{request.method} {name}").digest(key)
         # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the host.
@@ -181,7 +191,9 @@ def ask_of(
         printed = hash_form(frame, form, scope.fingerprint_key(key, naming.peppers[0]))
     fingerprint = printed + (form[:1] if strategy is canonical_json else form_name(strategy, form))
     first = unmounted or (earlier[0] if earlier else digest)
-    identity = _RequestIdentity(asked, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first)
+    identity = _RequestIdentity(
+        asked, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first, before
+    )
     return Ask(
         digest,
         fingerprint,
@@ -195,9 +207,10 @@ def ask_of(
         identity.request_locks,
         identity.is_same,
         # onefold 0.1 compares large bodies by value; an earlier strategy made another lock. It may be another payload.
-        not policy.fingerprint_before and not (is_large(body) and naming.earlier_records and ours),
+        not policy.fingerprint_before and not (is_large(body) and naming.earlier_release and ours),
         policy.isolation,
         policy.work_lease_s,
+        signposts,
     )
 
 

@@ -134,9 +134,9 @@ class Recent:
 class LockedStore:
     """Keys claimed by locks that end with their transaction, or with their process."""
 
-    def __init__(self, sql: LockedStatements = postgres, *, recent: Recent | None = None) -> None:
+    def __init__(self, sql: LockedStatements = postgres) -> None:
         self.sql = sql
-        self._recent = Recent() if recent is None else recent
+        self._recent = Recent()
         #: Whether transactions at the level they have by default were found to be stricter than READ COMMITTED.
         self._strict = False
 

@@ -36,6 +36,9 @@ SCHEMA_VERSION = 2
 #: What a signpost has for a status: see `Record.is_signpost`.
 SIGNPOST_STATUS = 0
 
+#: So many belong to one record at most.
+SIGNPOSTS_MAX = 2
+
 DIGEST_BYTES = 16
 FINGERPRINT_KEY_BYTES = 32
 
@@ -108,7 +111,7 @@ class Ask(NamedTuple):
     key_ms: int | None = None
     """When the key was generated (UUIDv7), for routes that refuse late retries; None lets expired keys run anew."""
     earlier: tuple[bytes, ...] = ()
-    """What a release or deploy before calls the same intent: three at most. A settle leaves a signpost at the first."""
+    """What a release or deploy before calls the same intent: three at most."""
     unmounted: bytes | None = None
     """What onefold 0.1 calls the intent, and calls those of other mounts and hosts too: looked at, never written."""
     tells_mounts: bool = False
@@ -120,9 +123,11 @@ class Ask(NamedTuple):
     tells_apart: bool = True
     """False where a request in flight cannot be told from another payload's: both are in flight then."""
     isolation: Isolation | None = None
+    """What the route asks of its transaction; None: what it would have without us."""
     work_lease_s: float | None = None
     """Of requests in recorded steps: how long the process may be silent. None: as long as works have by default."""
-    """What the route asks of its transaction; None: what it would have without us."""
+    signposts: tuple[bytes, ...] = ()
+    """Where a settle leaves a signpost, among `earlier`: the first, where 0.1 looks, and where a deploy before does."""
 
     @property
     def names(self) -> tuple[bytes, ...]:
@@ -149,11 +154,6 @@ class Ask(NamedTuple):
     def key_lock(self) -> int:
         """The lock every request with this key must hold to run."""
         return key_lock(self.digest)
-
-    @property
-    def request_lock(self) -> int:
-        """The lock only requests with this key and this payload compete for."""
-        return self.request_locks[0]
 
     @property
     def request_locks(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from onefold._idempotency.model import DIGEST_BYTES, SIGNPOST_STATUS, Record
+from onefold._idempotency.model import DIGEST_BYTES, SIGNPOST_STATUS, SIGNPOSTS_MAX, Record
 from onefold._idempotency.sql.stored_keys import STATEMENTS, KeyStatements
 from onefold._idempotency.store import record_of
 from onefold._kernel.audit import note_of
@@ -170,7 +170,7 @@ async def erase(
         found = tuple([_view(*row) for digest in names for row in await Fetch(sql.one(digest))])
         known = seen is None or all(key.stamp in seen for key in found)
         ends = [(bytes.fromhex(key.id), key.place) for key in found]
-        ends += [(signpost, found[0].place) for signpost in await _find_signpost(sql, found)]
+        ends += [(signpost, found[0].place) for signpost in await _find_signposts(sql, found)]
         # Another operator who is quicker leaves nothing to delete here: only one of them has erased it.
         gone = [row for digest, place in ends if known for row in await Fetch(sql.erase(digest, place))]
         if not gone:
@@ -188,15 +188,16 @@ async def erase(
     return await with_connection(work)
 
 
-async def _find_signpost(sql: KeyStatements, found: Sequence[KeyView]) -> tuple[bytes, ...]:
-    """The signpost of a record, where its name was not among those that were given. It was stored by the statement that
-    stored the record; where others were stored at that very moment, it cannot be told from theirs, and stays."""
+async def _find_signposts(sql: KeyStatements, found: Sequence[KeyView]) -> tuple[bytes, ...]:
+    """The signposts of a record, where their names were not among those that were given. They were stored by the
+    statement that stored the record; where others were stored at that very moment, they cannot be told from theirs, and
+    stay."""
     done = [key for key in found if key.status != SIGNPOST_STATUS]
     if len(done) != 1 or len(found) != 1:
         return ()
     beside = await Fetch(sql.beside(bytes.fromhex(done[0].id)))
     signposts = [bytes(digest) for digest, status in beside if status == SIGNPOST_STATUS]
-    return tuple(signposts) if len(beside) == 2 else ()
+    return tuple(signposts) if len(beside) == 1 + len(signposts) <= 1 + SIGNPOSTS_MAX else ()
 
 
 def _view(*row: Any) -> KeyView:
@@ -223,5 +224,7 @@ def _read_place(after: str | None) -> tuple[int, bytes] | None:
     place, _, name = after.partition("-")
     digest = read_digest(name)
     if not place.isascii() or not place.isdecimal() or len(place) > 18 or digest is None:
-        raise ConfigurationError(f"after={after[:100]!r} is not a place in a list of keys: take what a page gave")
+        raise ConfigurationError(
+            f"after={after[:100]!r} is not a position in a list of keys: take the one that the page before ended with"
+        )
     return int(place), digest

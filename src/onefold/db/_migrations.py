@@ -4,6 +4,9 @@ Theory of operation. What is applied is first looked up without a lock: nearly a
 one transaction takes the lock that all who migrate compete for, looks again, and applies what is missing. Both
 Postgres and SQLite undo DDL with its transaction, so a crash leaves the schema as it was.
 
+What is applied together is noted by one statement, and so with one time, whatever tool executes it: that tells later
+which release has made a database (`_idempotency/database_origin.py`).
+
 Rolling upgrades. A release that finds migrations it does not know leaves them alone and goes on: every migration must
 leave a schema that the release before it can work with (its statements are recorded, and run against the new one).
 """
@@ -40,6 +43,9 @@ _CREATE = {
     ),
 }
 
+#: SQLite's clock stands still for a statement, not for a transaction. onefold 0.1 wrote no fractions of a second.
+_NOW = {"postgres": "now()", "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')"}
+
 #: SQLite's BEGIN takes the one write lock there is.
 _LOCK: dict[str, tuple[str, ...]] = {
     "postgres": (f"SELECT pg_advisory_xact_lock({_LOCK_ID})",),
@@ -63,8 +69,7 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
         items: list[BatchItem] = []
         if missing and not await Fetch(*_to_statements(dialect, [_EXISTS[dialect]])):
             items += _to_statements(dialect, [_CREATE[dialect]])
-        for version in missing:
-            items += _to_statements(dialect, _texts_of(version, migrations))
+        items += _to_statements(dialect, _texts_of(dialect, missing, migrations))
         await Batch((*items, Boundary.COMMIT))
         return missing
 
@@ -93,8 +98,7 @@ def script(dialect: str, migrations: Migrations, *, after: int = 0) -> str:
     """Plain SQL for people who run their own migrations: what `migrate` would do to a database at version `after`."""
     missing = [version for version in sorted(migrations) if version > after]
     statements = [*_LOCK[dialect], *([] if after else [_CREATE[dialect]])]
-    for version in missing:
-        statements += _texts_of(version, migrations)
+    statements += _texts_of(dialect, missing, migrations)
     body = "".join(f"{dedent(statement).strip()};\n\n" for statement in statements)
     return f"-- onefold for {dialect}, versions {missing}\n\nBEGIN;\n\n{body}COMMIT;\n"
 
@@ -114,8 +118,7 @@ def read_applied(dialect: str, fetch: Callable[[str], Sequence[Sequence[Any]]]) 
 def missing_statements(dialect: str, migrations: Migrations, applied: set[int] | None) -> list[str]:
     """What has to be executed where so much is applied, without the limits of a transaction."""
     texts = [_CREATE[dialect]] if applied is None else []
-    for version in _missing(migrations, applied or set()):
-        texts += _texts_of(version, migrations)
+    texts += _texts_of(dialect, _missing(migrations, applied or set()), migrations)
     return [_QUALIFY[dialect](text) for text in texts]
 
 
@@ -123,8 +126,12 @@ def _to_statements(dialect: str, texts: Iterable[str]) -> list[Statement]:
     return [Statement(_QUALIFY[dialect](text)) for text in texts]
 
 
-def _texts_of(version: int, migrations: Migrations) -> tuple[str, ...]:
-    return (*migrations[version], f"INSERT INTO onefold_migration (version) VALUES ({version})")
+def _texts_of(dialect: str, versions: Sequence[int], migrations: Migrations) -> list[str]:
+    if not versions:
+        return []
+    rows = ", ".join([f"({version}, {_NOW[dialect]})" for version in versions])
+    texts = [text for version in versions for text in migrations[version]]
+    return [*texts, f"INSERT INTO onefold_migration (version, applied_at) VALUES {rows}"]
 
 
 async def _fetch_applied(dialect: str) -> set[int]:

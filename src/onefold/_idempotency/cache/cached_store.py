@@ -229,7 +229,7 @@ class CachedStores:
         return CachedStore(store, self.cache, self.bind, operation, wait_s, self._listener)
 
     async def bind(self) -> None:
-        """Tell the cache which database it stands before. What cannot be found out now is asked again by the next
+        """Tell the cache which database its answers are of. What cannot be found out now is asked again by the next
         request, and the cache keeps out of this one."""
         try:
             database = await identify(self._dialect)
@@ -248,8 +248,8 @@ class CachedStores:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "the answer cache is not used, and the database is asked each time, for the cache cannot find out "
-                "which database it stands before: %s; on Postgres the role of the application needs SELECT on "
+                "the answer cache is not used, because it cannot tell which database its answers are of: %s. Every "
+                "request asks the database until it can; on Postgres the role of the application needs SELECT on "
                 "onefold_migration (`onefold docs postgres`)",
                 why,
             )

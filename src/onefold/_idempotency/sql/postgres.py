@@ -75,7 +75,7 @@ VALUES ($1::bytea, $2::bytea, $3::text, {SCHEMA_VERSION}, $4::smallint, $5::byte
         {{now}} + $7::text::interval)
 """
 
-#: Keeps the place where an earlier release or deploy looks, so that it does not run what is done; see `Ask.earlier`.
+#: Keeps the place where an earlier release or deploy looks, so that it does not run what is done; see `Ask.signposts`.
 _SIGNPOST = f""",
        (${{number}}::bytea, '', '', {SCHEMA_VERSION}, {SIGNPOST_STATUS}, '', NULL, {{now}} + $7::text::interval)
 """
@@ -179,9 +179,8 @@ def settle(ask: Ask, answer: Answer, *, reserved: bool = False) -> Statement:
     )
     if ask.key_ms is not None:
         values += (ask.key_ms,)
-    if ask.earlier:
-        values += (ask.earlier[0],)
-    return Statement(_settle(dated=ask.key_ms is not None, signposted=bool(ask.earlier), reserved=reserved), values)
+    sql = _settle(dated=ask.key_ms is not None, signposts=len(ask.signposts), reserved=reserved)
+    return Statement(sql, (*values, *ask.signposts))
 
 
 def settle_reserved(ask: Ask, answer: Answer) -> Statement:
@@ -216,11 +215,11 @@ def _reserve(count: int) -> str:
     return qualified(_RESERVE.format(names=names, count=count))
 
 
-@lru_cache(maxsize=8)
-def _settle(*, dated: bool, signposted: bool, reserved: bool) -> str:
-    now = _DATED if dated else "now()"
-    signpost = _SIGNPOST.format(number=9 if dated else 8, now=now) if signposted else ""
-    return qualified(_INSERT.format(now=now) + signpost + (_OVER_RESERVED if reserved else ""))
+@lru_cache(maxsize=16)
+def _settle(*, dated: bool, signposts: int, reserved: bool) -> str:
+    now, first = (_DATED, 9) if dated else ("now()", 8)
+    also = "".join([_SIGNPOST.format(number=number, now=now) for number in range(first, first + signposts)])
+    return qualified(_INSERT.format(now=now) + also + (_OVER_RESERVED if reserved else ""))
 
 
 def _among(sql: str, ask: Ask, *values: Value) -> Statement:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock, lock_ids
+from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, SIGNPOSTS_MAX, Answer, Ask, key_lock, lock_ids
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
@@ -66,12 +66,15 @@ ON CONFLICT (digest) DO UPDATE SET
     expires_at_ms = excluded.expires_at_ms
 """
 
-#: Keeps the place where an earlier release or deploy looks, so that it does not run what is done; see `Ask.earlier`.
+#: Keeps the place where an earlier release or deploy looks, so that it does not run what is done; see `Ask.signposts`.
 _SIGNPOST = f""",
-       (?9, x'', '', {SCHEMA_VERSION}, {SIGNPOST_STATUS}, x'', NULL, max({_NOW}, ?7) + ?8)"""
+       (?{{number}}, x'', '', {SCHEMA_VERSION}, {SIGNPOST_STATUS}, x'', NULL, max({_NOW}, ?7) + ?8)"""
 
-_SETTLE_ALONE = _SETTLE.format(signpost="")
-_SETTLE_SIGNPOSTED = _SETTLE.format(signpost=_SIGNPOST)
+#: By the number of signposts.
+_SETTLES = tuple(
+    _SETTLE.format(signpost="".join([_SIGNPOST.format(number=9 + n) for n in range(signposts)]))
+    for signposts in range(1 + SIGNPOSTS_MAX)
+)
 
 #: A record gives NULL, which the table refuses: the batch ends.
 _REFUSE_RECORDED = f"""
@@ -141,7 +144,7 @@ def settle(ask: Ask, answer: Answer) -> Statement:
         ask.key_ms or 0,
         milliseconds(ask.retention_s),
     )
-    return Statement(_SETTLE_SIGNPOSTED if ask.earlier else _SETTLE_ALONE, (*values, *ask.earlier[:1]))
+    return Statement(_SETTLES[len(ask.signposts)], (*values, *ask.signposts))
 
 
 #: What a stricter isolation needs elsewhere: every transaction of SQLite is serializable, and begins after the look.

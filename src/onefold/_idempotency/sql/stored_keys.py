@@ -67,7 +67,7 @@ class KeyStatements:
         return Statement(self.holders_text, (key_lock(digest),))
 
     def beside(self, digest: bytes) -> Statement:
-        """What was stored at the very moment of a record: its signpost has the same end."""
+        """What was stored at the very moment of a record: its signposts have the same end."""
         return Statement(self.beside_text, (digest,))
 
     def erase(self, digest: bytes, place: int) -> Statement:
@@ -77,7 +77,7 @@ class KeyStatements:
 
 _BESIDE: Final = """
     SELECT digest, status FROM onefold_record
-    WHERE expires_at = (SELECT expires_at FROM onefold_record WHERE digest = $1::bytea) LIMIT 3
+    WHERE expires_at = (SELECT expires_at FROM onefold_record WHERE digest = $1::bytea) LIMIT 4
 """
 
 _RECORD: Final = "digest, fingerprint, operation, schema_version, status, headers, body"
