@@ -28,6 +28,8 @@ from onefold._dynamodb.item_values import read_item, write_item
 from onefold._kernel.messages import STRUCTURED, Confirm, Message, read
 from onefold._kernel.ports import Broker
 from onefold._outbox.claimed_rows import rounds
+from onefold._outbox.confirms import publish_messages
+from onefold._outbox.relay_session import RETRIES
 from onefold._policy.backoff import PAUSES
 from onefold._policy.ranges import require
 from onefold.errors import (
@@ -71,6 +73,11 @@ class _HeldEvents:
     streams: set[bytes] = field(default_factory=set)
     topics: dict[str, BrokerUnavailable] = field(default_factory=dict)
 
+    def hold(self, event: WaitingEvent) -> None:
+        """What follows it in its stream waits for it."""
+        if event.stream is not None:
+            self.streams.add(event.stream)
+
     def has(self, event: WaitingEvent) -> bool:
         return event.message.topic in self.topics or (event.stream is not None and event.stream in self.streams)
 
@@ -104,6 +111,10 @@ class DynamoRelay:
         self._now_s = now_s
         self._name = uuid.uuid4().hex
         self._until: dict[str, float] = {}
+        #: When a refused event is sent again, by its item. A new process sends it at once.
+        self._again_at: dict[str, float] = {}
+        #: Topics without a consumer that the log has named.
+        self._not_subscribed: set[str] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until `stop`. A broker or a DynamoDB that is away is tried again, with growing pauses, and so is what
@@ -129,6 +140,8 @@ class DynamoRelay:
         open. Raises StoreError, and BrokerUnavailable: after the events of the topics that could be published."""
         held = _HeldEvents()
         confirmed = 0
+        now = self._now_s()
+        self._again_at = {pk: at for pk, at in self._again_at.items() if at > now}
         for number in range(self._table.shards):
             shard = f"{number:03}"
             if await asyncio.to_thread(self._lease, shard):
@@ -144,6 +157,7 @@ class DynamoRelay:
 
     async def retry(self, dead: WaitingEvent) -> None:
         """Have a dead letter published again."""
+        self._again_at.pop(dead.pk, None)
         await asyncio.to_thread(self._change, dead, shard=self._table.shard_of(dead.message), refused=0)
 
     async def _open(self, stop: asyncio.Event) -> None:
@@ -170,20 +184,32 @@ class DynamoRelay:
                 return confirmed
 
     async def _publish(self, events: Sequence[WaitingEvent], held: _HeldEvents) -> int:
-        """One event of a stream at a time, and none that is `held`; how many were confirmed."""
-        sent = [event for event in events if not held.has(event)]
-        answers = await self._broker.publish([event.message for event in sent]) if sent else ()
+        """One event of a stream at a time, and none that is `held` or was refused a moment ago; how many were
+        confirmed."""
+        for event in events:
+            if event.pk in self._again_at:
+                held.hold(event)
+        sent = [event for event in events if event.pk not in self._again_at and not held.has(event)]
+        answers = await publish_messages([event.message for event in sent], self._broker.publish) if sent else ()
         answered = list(zip(sent, answers, strict=True))
         for event, answer in answered:
             if isinstance(answer, BrokerUnavailable):
                 # One queue may be away and the others not. The rest of its topic is not tried in this tick.
                 held.topics.setdefault(event.message.topic, answer)
-            if answer is not None and event.stream is not None:
-                held.streams.add(event.stream)
+            self._note_subscribed(event.message.topic, answer)
+            if answer is not None:
+                held.hold(event)
         for event in await asyncio.to_thread(self._note_all, answered):
-            if event.stream is not None:
-                held.streams.add(event.stream)
+            held.hold(event)
         return sum(answer is None for answer in answers)
+
+    def _note_subscribed(self, topic: str, answer: Confirm) -> None:
+        """Log once for a topic, until it takes something, that its events wait for a consumer."""
+        if answer is None:
+            self._not_subscribed.discard(topic)
+        elif isinstance(answer, TopicNotSubscribed) and topic not in self._not_subscribed:
+            self._not_subscribed.add(topic)
+            _log.warning("events on %s in table %s are not sent yet: %s", topic, self._table.name, answer)
 
     # What follows blocks, and runs on a thread.
 
@@ -209,6 +235,7 @@ class DynamoRelay:
             self._ask(partial(self._table.client.delete_item, TableName=self._table.name, Key={"pk": {"S": event.pk}}))
         elif not isinstance(answer, BrokerUnavailable | TopicNotSubscribed):
             refused = event.refused + 1
+            self._again_at[event.pk] = self._now_s() + RETRIES.pause_s(refused, draw=random.random)
             changes: dict[str, Any] = {"refused": refused}
             if refused >= self._attempts_max:
                 changes["shard"] = DEAD
@@ -263,7 +290,12 @@ class DynamoRelay:
         try:
             return _event_of(item)
         except OnefoldError as error:
-            _log.error("item %s of table %s stays where it is: it is no event: %s", item["pk"], self._table.name, error)
+            _log.error(
+                "item %s of table %s cannot be read as an event, and stays there: %s",
+                item["pk"],
+                self._table.name,
+                error,
+            )
             return None
 
     def _lease(self, shard: str) -> bool:

@@ -1,8 +1,8 @@
-"""Handing rows to the broker: there is an answer for each, whatever the broker's adapter does."""
+"""Handing messages to the broker: there is an answer for each, whatever the broker's adapter does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from onefold._kernel.effects import Flow, Publish
@@ -18,8 +18,8 @@ async def publish_rows(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:
     """Publish rows; one that cannot be read is refused."""
     messages = [row.message for row in rows if isinstance(row.message, Message)]
     if len(messages) == len(rows):
-        return await _publish(messages)
-    answers = iter(await _publish(messages) if messages else ())
+        return await publish_messages(messages)
+    answers = iter(await publish_messages(messages) if messages else ())
     return [
         next(answers)
         if isinstance(row.message, Message)
@@ -28,17 +28,20 @@ async def publish_rows(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:
     ]
 
 
-async def _publish(messages: Sequence[Message]) -> Sequence[Confirm]:
-    """Publish, and have an answer for each message whatever happens."""
+async def publish_messages(
+    messages: Sequence[Message], publish: Callable[[Sequence[Message]], Awaitable[Sequence[Confirm]]] = Publish
+) -> Sequence[Confirm]:
+    """Publish, and have an answer for each message whatever happens. `publish` is the effect, or, outside of flows, a
+    broker's own."""
     try:
-        confirms = await Publish(messages)
+        confirms = await publish(messages)
     except BrokerUnavailable as error:
         return [error] * len(messages)
     except Exception as error:
         # Not what a broker may raise: one of them brings its client down. Alone, it is found.
         if len(messages) == 1:
             return [MessageRefused(f"the broker's adapter failed: {type(error).__name__}: {error}")]
-        return [confirm for message in messages for confirm in await _publish([message])]
+        return [confirm for message in messages for confirm in await publish_messages([message], publish)]
     if len(confirms) != len(messages):
         problem = BrokerUnavailable(f"the broker's adapter gave {len(confirms)} answers for {len(messages)} messages")
         return [problem] * len(messages)

@@ -5,6 +5,10 @@ Theory of operation. A relay session has an id of its own that is never used aga
 no failure. A tick claims rows of its buckets, publishes them with no transaction open, one event per stream in flight,
 and marks them. Confirms are marked in any case. Reasons: docs/why/at-least-once-relay.md.
 
+No lock of a relay's lasts from one round trip to the next, but for those of copies, for a lease at the most. A process
+may be stopped anywhere, also in the middle of a statement, where a driver has one parsed before it sends the values:
+the server takes its transaction for busy then, and no time-out of idle ones ends it.
+
 Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
 instead: no stream and no destination waits for another one's backlog.
 
@@ -20,7 +24,6 @@ duplicate. A row that kills its relay was noted in `trying`: it is sent alone fr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -48,6 +51,7 @@ from onefold._outbox.publish_log import log_failure, log_not_subscribed
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.schema import BUCKETS
 from onefold._outbox.sql import STATEMENTS
+from onefold._outbox.sql.statements import Changes
 from onefold._policy.backoff import Backoff, Draw
 from onefold.errors import BrokerError, BrokerUnavailable, MessageRefused, StoreError, TopicNotSubscribed
 
@@ -165,9 +169,8 @@ class RelaySession:
         """End the session in order: the others have our buckets at once."""
 
         async def work() -> None:
-            await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s)))
-            share, _ = await self._share(leaving=True)
-            await Batch((*share, self._sql.leave(self.relay), Boundary.COMMIT))
+            changes, _ = await self._share(leaving=True)
+            await Batch((*self._change(changes), self._sql.leave(self.relay), Boundary.COMMIT))
 
         await with_connection(work)
 
@@ -203,25 +206,30 @@ class RelaySession:
 
     async def _renew_and_rebalance(self, ours: BatchItem) -> Rebalanced | None:
         now = await Now()
-        if await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s), ours)) == 0:
-            await Batch((Boundary.ROLLBACK,))
+        if await Batch((ours,)) == 0:
             self.expired = True
             return None
-        expired = await Fetch(self._sql.expire_dead())
-        tried = [position for (trying,) in expired for position in json.loads(trying)]
-        aside = await self._sql.suspect(tried) if tried else []
-        share, held = await self._share(leaving=False)
-        await Batch((*share, Boundary.COMMIT))
         self._leased_at = now
-        return Rebalanced(buckets=held, expired=len(expired), set_aside=tuple((id_, topic) for id_, topic in aside))
+        expired, aside = await self._sql.expire_dead()
+        changes, held = await self._share(leaving=False)
+        if changes:
+            await Batch((*self._change(changes), Boundary.COMMIT))
+        return Rebalanced(buckets=held, expired=expired, set_aside=aside)
 
-    async def _share(self, *, leaving: bool) -> tuple[tuple[BatchItem, ...], int]:
-        """What hands buckets over, and how many are ours after that."""
-        relays = [relay for (relay,) in await Fetch(self._sql.relays())]
-        owners: dict[int, str | None] = {row[0]: row[1] for row in await Fetch(self._sql.owners())}
+    async def _share(self, *, leaving: bool) -> tuple[Changes, int]:
+        """Which buckets change hands, from whom to whom, and how many are ours after that. Looked at without a lock: a
+        relay that stops here holds nothing. What another one changes meanwhile stays as that has changed it."""
+        found = await Fetch(self._sql.shares(self.relay))
+        relays = sorted(relay for bucket, relay in found if bucket is None)
+        owners: dict[int, str | None] = dict(sorted(row[:2] for row in found if row[0] is not None))
         changes = assign_buckets(self.relay, relays, owners, leaving=leaving)
         held = list((owners | changes).values()).count(self.relay)
-        return ((self._sql.assign(changes),) if changes else ()), held
+        return {bucket: (owners[bucket], taker) for bucket, taker in changes.items()}, held
+
+    def _change(self, changes: Changes) -> tuple[BatchItem, ...]:
+        """The beginning of a batch: buckets change hands."""
+        assign = (self._sql.assign(changes),) if changes else ()
+        return (Boundary.BEGIN, *self._sql.turn(self._settings.lease_s), *assign)
 
     async def _goes_on(self, began: float) -> bool:
         """Whether another round may be sent. A third of the lease is kept for the round, a third for surprises."""
@@ -306,8 +314,8 @@ class RelaySession:
         return going
 
     async def _copy(self, copies: Sequence[EndpointCopy]) -> None:
-        await Batch((Boundary.BEGIN,))
-        # A relay that stood still, and its successor, may both want to: the first has the rows.
+        # A relay that stands still, and its successor, may both want to: the first has the rows, for a lease at most.
+        await Batch((Boundary.BEGIN, *self._sql.bounded(self._settings.lease_s)))
         wanted = sorted({copy.position for copy in copies})
         found = {position for (position,) in await Fetch(self._sql.copyable(wanted))}
         copied = [self._sql.copy(*copy) for copy in copies if copy.position in found]

@@ -161,8 +161,8 @@ class Timetable:
         if recurring.name not in self._logged:
             self._logged.add(recurring.name)
             _log.warning(
-                "recurring event %r is left to a process that was started later and has another rule for it: %s "
-                "(here %s)", recurring.name, rule, recurring.rule,
+                "recurring event %r is not published by this process: one that was started later has another rule for "
+                "it, %s (here %s)", recurring.name, rule, recurring.rule,
             )  # fmt: skip
 
     async def _publish(self, name: str, recurring: Recurring, due_ms: int, next_ms: int) -> bool:

@@ -145,7 +145,7 @@ class EventBuffer:
         """Take an event back: whether that is done now, or what does it, where it is one of an earlier transaction."""
         given: object = event_id
         if not isinstance(given, str):
-            raise MessageInvalid(f"tx.cancel({given!r}): give the id of the event, which tx.publish answers")
+            raise MessageInvalid(f"tx.cancel({given!r}): give the id of the event, which tx.publish returned")
         if event_id in self._entries:
             return False
         if any(isinstance(entry, _BufferedEvent) and entry.event.id == event_id for entry in self._entries):

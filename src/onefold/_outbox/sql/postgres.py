@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onefold._kernel.clock import milliseconds
+from onefold._kernel.dialects import postgres_lease, postgres_span
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
@@ -46,25 +47,29 @@ VALUES ($1::smallint, NULL, $2::text, $3::text, $4::text, NULL, $5::text, $6::te
 
 # --- the relay ----------------------------------------------------------------------------------------------
 
-#: A relay that rebalances holds an advisory lock until COMMIT (any number will do, if it is always the same), and for
-#: no longer than a lease, even if it stands still: all others wait for it, and no longer than that.
-_BOUNDED = qualified("""
-SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $1::text, true)
-""")
+#: A relay that hands buckets over holds an advisory lock until COMMIT (any number will do, if it is always the same):
+#: all others wait for it, for no longer than a lease.
+_WAIT = qualified("SELECT set_config('lock_timeout', $1::text, true)")
 _LOCK = Statement(qualified("SELECT pg_advisory_xact_lock(6018373285120474114)"))
 
 _LEASE = "clock_timestamp() + ($2::bigint * interval '1 millisecond')"
 
-_SUSPECT = qualified(f"""
-WITH suspected AS (
+#: In one statement, which no stopped process leaves half-way. A row that is locked is that of a relay that is in the
+#: middle of something, or stands still there: others do not wait for it.
+_EXPIRE_DEAD = qualified(f"""
+WITH dead AS (
+    DELETE FROM onefold_relay WHERE relay IN (
+        SELECT relay FROM onefold_relay WHERE leased_until < clock_timestamp() FOR UPDATE SKIP LOCKED)
+    RETURNING trying),
+suspected AS (
     UPDATE onefold_outbox SET
         started = started + 1,
         due_at = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN 'infinity' ELSE due_at END,
-        error = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN $2::text ELSE error END,
+        error = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN $1::text ELSE error END,
         died_at = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN clock_timestamp() END
-    WHERE position = ANY ($1::text::bigint[]) AND published_at IS NULL
+    WHERE position = ANY (ARRAY (SELECT unnest(trying) FROM dead)) AND published_at IS NULL
     RETURNING id, topic, due_at)
-SELECT id, topic FROM suspected WHERE due_at = 'infinity'
+SELECT NULL, NULL FROM dead UNION ALL SELECT id, topic FROM suspected WHERE due_at = 'infinity'
 """)
 
 
@@ -106,13 +111,16 @@ ON CONFLICT (relay) DO UPDATE SET leased_until = excluded.leased_until
 
     RENEW = qualified(f"UPDATE onefold_relay SET leased_until = {_LEASE} WHERE relay = $1::text")
 
-    EXPIRE_DEAD = qualified("""
-DELETE FROM onefold_relay WHERE leased_until < clock_timestamp() RETURNING array_to_json(trying)::text
+    #: Also without those whose lease is over and whose row could not be removed.
+    SHARES = qualified("""
+SELECT NULL::smallint, relay FROM onefold_relay WHERE leased_until >= clock_timestamp() OR relay = $1::text
+UNION ALL SELECT bucket, relay FROM onefold_bucket
 """)
 
     ASSIGN = qualified("""
-UPDATE onefold_bucket AS b SET relay = given.value
-FROM json_each_text($1::text::json) AS given WHERE b.bucket = given.key::smallint
+UPDATE onefold_bucket AS b SET relay = given.value::json ->> 1
+FROM json_each_text($1::text::json) AS given
+WHERE b.bucket = given.key::smallint AND coalesce(b.relay, '') = coalesce(given.value::json ->> 0, '')
 """)
 
     FAIL = qualified("""
@@ -229,12 +237,18 @@ RETURNING 1
         return (Statement(_WRITE, (bucket, event.id, event.source, event.topic, *body, due_ms)),)
 
     def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
-        """Be the only relay that rebalances, in this transaction."""
-        return (Statement(_BOUNDED, (f"{round(lease_s * 1000)}ms",)), _LOCK)
+        """Be the only relay that hands buckets over, in this transaction."""
+        return (*self.bounded(lease_s), Statement(_WAIT, (postgres_span(lease_s),)), _LOCK)
 
-    async def suspect(self, positions: Sequence[int]) -> list[Row]:
-        """These were at hand when a relay died; returned are those for which that was once too often."""
-        return await Fetch(Statement(_SUSPECT, (self.positions(positions), DIED_OF)))
+    def bounded(self, lease_s: float) -> tuple[BatchItem, ...]:
+        """This transaction lasts for a lease at the most, whatever becomes of this process."""
+        return (postgres_lease(lease_s),)
+
+    async def expire_dead(self) -> tuple[int, tuple[tuple[str, str], ...]]:
+        """Remove the relays whose lease ran out, and note what was at hand."""
+        found = await Fetch(Statement(_EXPIRE_DEAD, (DIED_OF,)))
+        aside = tuple((id_, topic) for id_, topic in found if id_ is not None)
+        return len(found) - len(aside), aside
 
     async def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> list[Row]:
         """The oldest rows of the relay's buckets, noted as tried."""
@@ -244,7 +258,7 @@ RETURNING 1
         self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: TourPosition
     ) -> list[Row]:
         """Rows of one stream after the other of the relay's buckets, noted as tried."""
-        await Batch((Boundary.BEGIN, PLAN_BY_INDEX))
+        await Batch((Boundary.BEGIN, *self.bounded(lease_s), PLAN_BY_INDEX))
         rows = await Fetch(tour(relay, milliseconds(lease_s), limits, paused, start))
         await Batch((Boundary.COMMIT,))
         return rows

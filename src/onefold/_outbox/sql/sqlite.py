@@ -38,6 +38,10 @@ NEVER_MS = 2**62
 
 _LEASE = f"{_NOW} + ?2"
 
+_ANY_DEAD = f"SELECT 1 FROM onefold_relay WHERE leased_until_ms < {_NOW} LIMIT 1"
+
+_EXPIRE_DEAD = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
+
 _SUSPECT = f"""
 UPDATE onefold_outbox SET
     started = started + 1,
@@ -94,11 +98,17 @@ ON CONFLICT (relay) DO UPDATE SET leased_until_ms = excluded.leased_until_ms
 
     RENEW = f"UPDATE onefold_relay SET leased_until_ms = {_LEASE} WHERE relay = ?1"
 
-    EXPIRE_DEAD = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
+    SHARES = f"""
+SELECT NULL, relay FROM onefold_relay WHERE leased_until_ms >= {_NOW} OR relay = ?1
+UNION ALL SELECT bucket, relay FROM onefold_bucket
+"""
 
     ASSIGN = """
-UPDATE onefold_bucket SET relay = (SELECT value FROM json_each(?1) WHERE CAST(key AS INTEGER) = bucket)
-WHERE bucket IN (SELECT CAST(key AS INTEGER) FROM json_each(?1))
+UPDATE onefold_bucket SET relay = g.taker
+FROM (
+    SELECT CAST(key AS INTEGER) AS number, json_extract(value, '$[0]') AS owner, json_extract(value, '$[1]') AS taker
+    FROM json_each(?1)) AS g
+WHERE bucket = g.number AND relay IS g.owner
 """
 
     FAIL = f"""
@@ -106,8 +116,10 @@ UPDATE onefold_outbox SET
     started = started + f.counted, finished = finished + f.counted, error = f.error,
     due_at_ms = coalesce({_NOW} + f.wait_ms, {NEVER_MS}),
     died_at_ms = CASE WHEN f.wait_ms IS NULL THEN {_NOW} END
-FROM (SELECT value ->> 'position' AS position, value ->> 'error' AS error, value ->> 'wait_ms' AS wait_ms,
-             value ->> 'counted' AS counted FROM json_each(?2)) AS f
+FROM (
+    SELECT json_extract(value, '$.position') AS position, json_extract(value, '$.error') AS error,
+           json_extract(value, '$.wait_ms') AS wait_ms, json_extract(value, '$.counted') AS counted
+    FROM json_each(?2)) AS f
 WHERE onefold_outbox.position = f.position AND {_READY}
   AND EXISTS (SELECT 1 FROM onefold_relay WHERE relay = ?1)
 """
@@ -204,11 +216,21 @@ DELETE FROM onefold_outbox WHERE id = ?1 AND {_HELD_BACK} AND error IS NULL AND 
         """Nothing more: BEGIN takes the one write lock there is."""
         return ()
 
-    async def suspect(self, positions: Sequence[int]) -> list[Row]:
-        """These were at hand when a relay died; returned are those for which that was once too often."""
-        found = self.positions(positions)
+    def bounded(self, lease_s: float) -> tuple[BatchItem, ...]:
+        """Nothing bounds it: a stopped process holds the file."""
+        return ()
+
+    async def expire_dead(self) -> tuple[int, tuple[tuple[str, str], ...]]:
+        """Remove the relays whose lease ran out. As a rule there is none, and then the write lock is not taken."""
+        if not await Fetch(Statement(_ANY_DEAD)):
+            return 0, ()
+        await Batch((Boundary.BEGIN,))
+        expired = await Fetch(Statement(_EXPIRE_DEAD))
+        found = self.positions([position for (trying,) in expired for position in json.loads(trying)])
         await Batch((Statement(_SUSPECT, (found, DIED_OF)),))
-        return await Fetch(Statement(_SET_ASIDE, (found,)))
+        aside = await Fetch(Statement(_SET_ASIDE, (found,)))
+        await Batch((Boundary.COMMIT,))
+        return len(expired), tuple((id_, topic) for id_, topic in aside)
 
     async def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> list[Row]:
         """The oldest rows of the relay's buckets, noted as tried."""

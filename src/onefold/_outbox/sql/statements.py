@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import BatchItem, Flow, Row, Statement, Value
 from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import Failure, Limits, TourPosition
+
+#: By bucket, who has it and who is to have it.
+Changes: TypeAlias = Mapping[int, tuple[str | None, str | None]]
 
 
 class Statements:
@@ -17,7 +20,7 @@ class Statements:
 
     ENTER: ClassVar[str]
     RENEW: ClassVar[str]
-    EXPIRE_DEAD: ClassVar[str]
+    SHARES: ClassVar[str]
     ASSIGN: ClassVar[str]
     FAIL: ClassVar[str]
     NEXT_DUE: ClassVar[str]
@@ -47,11 +50,16 @@ class Statements:
         raise NotImplementedError
 
     def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
-        """Be the only relay that rebalances, in this transaction."""
+        """Be the only relay that hands buckets over, in this transaction."""
         raise NotImplementedError
 
-    def suspect(self, positions: Sequence[int]) -> Flow[list[Row]]:
-        """These were at hand when a relay died; returned are those for which that was once too often."""
+    def bounded(self, lease_s: float) -> tuple[BatchItem, ...]:
+        """This transaction lasts for a lease at the most, whatever becomes of this process."""
+        raise NotImplementedError
+
+    def expire_dead(self) -> Flow[tuple[int, tuple[tuple[str, str], ...]]]:
+        """Remove the relays whose lease ran out, and note what was at hand. How many there were, and the events (id and
+        topic) for which that was once too often. All or nothing."""
         raise NotImplementedError
 
     def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> Flow[list[Row]]:
@@ -76,17 +84,13 @@ class Statements:
         """Extend the lease; no row changes where the session has expired."""
         return Statement(self.RENEW, (relay, milliseconds(lease_s)))
 
-    def expire_dead(self) -> Statement:
-        """Remove the relays whose lease ran out; what each was trying, as JSON."""
-        return Statement(self.EXPIRE_DEAD)
+    def shares(self, relay: str) -> Statement:
+        """The relays that live, this one among them, each beside NULL, and each bucket beside its owner. As of one
+        moment: a bucket of a relay that came in between would look as if it had no owner."""
+        return Statement(self.SHARES, (relay,))
 
-    def relays(self) -> Statement:
-        return Statement("SELECT relay FROM onefold_relay ORDER BY relay")
-
-    def owners(self) -> Statement:
-        return Statement("SELECT bucket, relay FROM onefold_bucket ORDER BY bucket")
-
-    def assign(self, changes: Mapping[int, str | None]) -> Statement:
+    def assign(self, changes: Changes) -> Statement:
+        """Hand buckets over, if their owners are still the same."""
         return Statement(self.ASSIGN, (json.dumps(changes),))
 
     def leave(self, relay: str) -> Statement:
