@@ -192,7 +192,7 @@ async def clock(database: AsyncDatabase[Any]) -> None:
 
 
 async def answer_cache(database: AsyncDatabase[Any]) -> None:
-    """A shared cache learns which database it stands before."""
+    """A shared cache learns which database its answers are of."""
     assert await _run(database, identify("postgres"))
 
 

@@ -229,12 +229,12 @@ def private_names(path: Path) -> set[str]:
     }
 
 
-def test_private_names_of_drivers_are_in_one_file_each() -> None:
+def test_private_names_of_drivers_are_in_files_that_only_tested_versions_use() -> None:
     folder = Path(_asyncpg_fast.__file__).parent
     found = {
         path.name for path in folder.glob("*.py") if re.search("asyncpg|psycopg", path.name) and private_names(path)
     }
-    assert found == {"_asyncpg_fast.py", "_psycopg_fast.py"}
+    assert found == {"_asyncpg_fast.py", "_asyncpg_statements.py", "_psycopg_fast.py"}
 
 
 def test_the_page_names_the_versions_that_private_names_are_used_with() -> None:

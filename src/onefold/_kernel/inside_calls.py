@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
-from onefold._kernel.effects import Flow
-from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.effects import Batch, BatchItem, Fetch, Statement
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Connection
-from onefold._kernel.runners import run, run_async
 from onefold.errors import ProgrammerError, TransactionMisused
 
 
-class InsideCalls(dict["PendingCall", None]):
+class InsideCalls(dict["InsideCall", None]):
     """The calls of one transaction that were not awaited yet, in their order."""
 
     __slots__ = ()
@@ -33,34 +32,18 @@ class InsideCalls(dict["PendingCall", None]):
             )
 
 
-def perform(
-    asked: InsideCalls,
-    executor: ThreadExecutor[Any] | TaskExecutor[Any],
-    call: str,
-    make: Callable[[], Flow[Any]],
-) -> Any:
-    """What the flow answers; on asyncio to be awaited. `call` is what its user has written."""
-    if isinstance(executor, ThreadExecutor):
-        return run(make(), executor, keeps=True)
-    own = executor.on_this_thread()
-    if own is not None:
-        return run(make(), _OnConnection(own), keeps=True)
-    pending = _InsideCall(call, make, executor, asked)
-    asked[pending] = None
-    return pending
-
-
 class PendingCall:
     """What is awaited. Used as if it were the answer, it says what is missing."""
 
     __slots__ = ("_make", "call")
 
-    def __init__(self, call: str, make: Callable[[], Flow[Any]]) -> None:
+    def __init__(self, call: str, make: Callable[[], Any]) -> None:
         self.call = call
         self._make = make
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._make().__await__()
+        made: Generator[Any, Any, Any] = self._make().__await__()
+        return made
 
     def _refuse(self) -> NoReturn:
         raise ProgrammerError(f"{self.call} has to be awaited in async code: `await {self.call}`")
@@ -77,29 +60,28 @@ class PendingCall:
         self._refuse()
 
 
-class _InsideCall(PendingCall):
-    """One that its transaction waits for."""
+class InsideCall(PendingCall):
+    """One that its transaction waits for, with those `asked` for."""
 
-    __slots__ = ("_asked", "_executor")
+    __slots__ = ("_asked",)
 
-    def __init__(
-        self, call: str, make: Callable[[], Flow[Any]], executor: TaskExecutor[Any], asked: InsideCalls
-    ) -> None:
+    def __init__(self, call: str, make: Callable[[], Generator[Any, Any, Any]], asked: InsideCalls) -> None:
         self.call = call
         self._make = make
-        self._executor = executor
         self._asked = asked
+        asked[self] = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
         self._asked.pop(self, None)
-        return run_async(self._make(), self._executor, keeps=True).__await__()
+        made: Generator[Any, Any, Any] = self._make()
+        return made
 
     def forget(self) -> None:
         """It is refused: nothing more is to be told of it."""
         self._asked.pop(self, None)
 
 
-class _OnConnection(ThreadExecutor[Any]):
+class OnConnection(ThreadExecutor[Any]):
     """For a plain `def` that may use the connection of a task on its own thread."""
 
     __slots__ = ()
@@ -119,7 +101,7 @@ class Exclusive:
 
     def __enter__(self) -> None:
         entered = self._enter()
-        if isinstance(entered, _InsideCall):
+        if isinstance(entered, InsideCall):
             entered.forget()  # it is told here, and not once more at the end
             raise ProgrammerError(
                 f"this transaction belongs to asyncio: write `async with {self._call}`, in an `async def`"
@@ -130,9 +112,20 @@ class Exclusive:
 
     async def __aenter__(self) -> None:
         entered = self._enter()
-        if not isinstance(entered, _InsideCall):
+        if not isinstance(entered, InsideCall):
             raise ProgrammerError(f"this transaction belongs to a thread: write `with {self._call}`")
         await entered
 
     async def __aexit__(self, *_: object) -> None:
         """See `__exit__`."""
+
+
+async def take_back(items: bool | tuple[BatchItem, ...]) -> bool:
+    """Whether the items, of `tx.cancel`, take an event back."""
+    match items:
+        case bool(known):
+            return known
+        case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
+            return len(await Fetch(alone)) > 0
+        case _:
+            return await Batch(items) > 0

@@ -75,10 +75,10 @@ def check_key(call: str, setting: str, key: Mapping[str, Any]) -> None:
 
 def check_numbers(call: str, setting: str, numbers: Mapping[str, Any]) -> None:
     """What can be added and taken away again. SQLite stores NULL for NaN, and adds 0 for text that is no number."""
-    check_key(call, setting, numbers)
     for column, number in numbers.items():
         if number.__class__ is int:
             continue
+        check_key(call, setting, numbers)
         is_text = isinstance(number, str | bytes | bytearray)
         is_finite = not isinstance(number, float | Decimal) or Decimal(number).is_finite()
         if is_text or not is_finite:

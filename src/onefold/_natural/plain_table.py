@@ -11,9 +11,10 @@ table where another transaction has another search_path. Where they are not, the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
+from types import coroutine
 from typing import Any, Final, TypeAlias, final
 
 from onefold._kernel.effects import HandlerStatement, Query
@@ -91,12 +92,30 @@ class PlainTable:
             case AddTo():
                 return self._add(write)
 
-    def perform(self, prepared: PlainStatement | TypedFind, values: tuple[Any, ...]) -> Awaitable[list[FoundRow]]:
-        if type(prepared) is PlainStatement:
-            return _TableQuery(self, prepared, values)
-        return self._find_by_types(prepared, values)
+    @coroutine
+    def perform(
+        self, prepared: PlainStatement | TypedFind, values: tuple[Any, ...]
+    ) -> Generator[Any, Any, list[FoundRow]]:
+        """Every natural write awaits this, often twice: it is one frame, from the values to the rows as flows have
+        them."""
+        if isinstance(prepared, TypedFind):
+            found: list[FoundRow] = yield from self._find_by_types(prepared, values)
+            return found
+        arrange = prepared.arrange
+        try:
+            columns, rows = yield Query(HandlerStatement(prepared.sql, values if arrange is None else arrange(values)))
+        except (SchemaMissing, StatementRefused) as error:
+            told = self._explain(prepared, error)
+            if told is error:
+                raise
+            raise told from error
+        if not rows:
+            return []
+        answers = prepared.answers
+        names = columns[answers:]
+        return [(dict(zip(names, row[answers:], strict=True)), row[:answers]) for row in rows]
 
-    def explain(self, prepared: PlainStatement, error: OnefoldError) -> OnefoldError:
+    def _explain(self, prepared: PlainStatement, error: OnefoldError) -> OnefoldError:
         """What its user is told of an error that a statement was refused with."""
         if isinstance(error, SchemaMissing):
             return ProgrammerError(f"table {self.name}, or a column of it, is not there: {error.__cause__}")
@@ -108,12 +127,13 @@ class PlainTable:
         for _ in range(2):
             known = typed.known or await self._learn_types(typed)
             try:
-                found = await _TableQuery(self, known, values)
+                found = await self.perform(known, values)
             except Exception:
                 typed.known = None  # a type may have another name by now
                 raise
-            if all(answers[0] for _, answers in found):
-                return [(row, answers[1:]) for row, answers in found]
+            compared = [(row, answers[1:]) for row, answers in found if answers[0]]
+            if len(compared) == len(found):
+                return compared
             typed.known = None
         raise SerializationFailed(f"{self.name}: its columns are altered at this moment, and could not be compared")
 
@@ -205,33 +225,6 @@ class PlainTable:
             f"{prefix}{quote(column)} {'IS' if value is None else '='} {self._sql.literal(value)}"
             for column, value in among.items()
         )
-
-
-class _TableQuery(Query):
-    """A statement, and its rows as flows have them. It is awaited by every natural write, often twice: a coroutine
-    around the effect would be paid for as often."""
-
-    __slots__ = ("_prepared", "_table")
-
-    def __init__(self, table: PlainTable, prepared: PlainStatement, values: tuple[Any, ...]) -> None:
-        arrange = prepared.arrange
-        self.argument = HandlerStatement(prepared.sql, values if arrange is None else arrange(values))
-        self._table = table
-        self._prepared = prepared
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        try:
-            columns, rows = yield self
-        except (SchemaMissing, StatementRefused) as error:
-            told = self._table.explain(self._prepared, error)
-            if told is error:
-                raise
-            raise told from error
-        answers = self._prepared.answers
-        if not rows:
-            return []
-        names = columns[answers:]
-        return [(dict(zip(names, row[answers:], strict=True)), row[:answers]) for row in rows]
 
 
 class _Placeholders:

@@ -4,8 +4,9 @@ asyncpg cannot pipeline, and a multi-statement simple query answers with the las
 row count, which is what a batch promises. Statements are prepared with SQL PREPARE once per connection: parsing them
 again each time costs more than running them.
 
-All of asyncpg's private names that the driver uses are in this file, and it is used only with the versions that the
-tests have run with, where all of them are there (`may_be_used`). `_asyncpg_public` does without.
+All of asyncpg's private names that the driver uses are in this file and in `_asyncpg_statements`, which are used only
+with the versions that the tests have run with, where all of them are there (`may_be_used`). `_asyncpg_public` does
+without.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import asyncpg
 from asyncpg.pool import PoolConnectionHolder, PoolConnectionProxy
 from asyncpg.protocol.protocol import PreparedStatementState, Protocol
 
-from onefold._kernel.effects import BatchItem, Boundary, Row, Statement, Value
+from onefold._kernel.effects import BatchItem, Boundary, Statement
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
-from onefold.db._asyncpg_public import VENDOR_ERRORS, AsyncpgQueries, Handle
+from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle
 from onefold.db._asyncpg_session import NO_RESET, BegunByBatch, CopyCount, SessionReset, split_reset
+from onefold.db._asyncpg_statements import AsyncpgStatements, forget_outdated
 from onefold.db._batch_plans import ITEMS_MAX, Plans, shape_of
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._opened_elsewhere import close_quietly
@@ -41,9 +43,9 @@ _NAMES: Final = {
     PoolConnectionHolder: "_con _generation _in_use _max_queries _maybe_cancel_inactive_callback _proxy _release "
     "_setup_inactive_callback",
     PoolConnectionProxy: "_con _detach _holder",
-    asyncpg.Connection: "_check_open _execute _listeners _log_listeners _pool_release_ctr _protocol _query_loggers "
-    "_stmt_cache _top_xact _transport get_reset_query",
-    Protocol: "_is_cancelling _wait_for_cancellation bind_execute_many copy_in copy_out is_in_transaction "
+    asyncpg.Connection: "_check_open _drop_global_statement_cache _drop_global_type_cache _execute _listeners "
+    "_log_listeners _pool_release_ctr _protocol _query_loggers _stmt_cache _top_xact _transport get_reset_query",
+    Protocol: "_is_cancelling _wait_for_cancellation bind_execute bind_execute_many copy_in copy_out is_in_transaction "
     "queries_count query",
 }
 
@@ -183,7 +185,7 @@ class FastPool(FairPool):
 _Written: TypeAlias = tuple[str | bytes, Collection[str], KnownBatch | None]
 
 
-class FastConnection(AsyncpgQueries):
+class FastConnection(AsyncpgStatements):
     """One connection of the pool."""
 
     __slots__ = (
@@ -319,27 +321,9 @@ class FastConnection(AsyncpgQueries):
                 status = await self._send(render_item(item, self.schema))
         return await self._send(reset.rest) if reset.rest else status
 
-    def _execute_ours(self, query: str, values: tuple[Value, ...], *, status: bool = False) -> Awaitable[Any]:
-        """Read and write values as asyncpg does by default, whatever codecs the application has set on its connections:
-        what those make of a bool, an int or bytes is not what our flows can read."""
-        connection = self._connection
-        connection._check_open()
-        self._sent = connection._protocol.queries_count + 1
-        sent: Awaitable[Any] = connection._execute(
-            query, values, 0, None, return_status=status, record_class=asyncpg.Record, ignore_custom_codec=True
-        )
-        return sent
-
     @property
     def _prepares(self) -> bool:
         return self._pool.prepares and self._session.prepares and not self._broken
-
-    async def fetch(self, statement: Statement) -> list[Row]:
-        sql = qualify_tables(statement.sql, self.schema)
-        try:
-            return [tuple(record) for record in await self._execute_ours(sql, statement.values)]
-        except VENDOR_ERRORS as error:
-            raise self._translate_error(error) from error
 
     async def release(self) -> None:
         session, pool, proxy = self._session, self._pool, self._proxy
@@ -386,6 +370,7 @@ class FastConnection(AsyncpgQueries):
 
     def _translate_error(self, error: BaseException) -> OnefoldError:
         connection = self._connection
+        forget_outdated(connection, error)
         # The server's end may have closed the transport already, and asyncpg hear of it only in the loop's next turn.
         alive = not connection.is_closed() and not connection._transport.is_closing()
         if isinstance(error, asyncpg.InterfaceError) and alive:
