@@ -7,6 +7,10 @@ PYTEST_ARGS ?=
 WORKERS ?= 4
 #: One that is done takes from the others what they have not begun.
 SPREAD := -n $(WORKERS) --dist worksteal
+#: Where memory is plenty, what tests write stays in it: a database of its own is three hundred files, and to make and
+#: delete those on a disk takes as much of a core as many a test. A TMPDIR that is set is kept.
+IN_MEMORY = $(if $(TMPDIR),,$(shell df -t tmpfs --output=avail /dev/shm 2>/dev/null | awk -v free="$$(awk \
+	'/^MemAvailable/ { print $$2 }' /proc/meminfo 2>/dev/null)" 'NR == 2 && $$1 > 8e6 && free > 16e6 { print "TMPDIR=/dev/shm" }'))
 QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/lint
 #: Storms, fuzzers, what starts processes to kill them, what cuts or holds connections and what runs over every driver are
 #: for `make test`; and one Postgres and ASGI are enough.
@@ -78,17 +82,17 @@ test: check
 	@$(may_install) && $(MAKE) --no-print-directory pgbouncer || echo "PgBouncer is not installed here: its tests are skipped"
 	@$(may_install) && $(MAKE) --no-print-directory chromium || echo "Chromium is not installed here: the tests in a browser are skipped"
 	@command -v npm >/dev/null && $(MAKE) --no-print-directory restate || echo "Restate's server is not installed here: its tests are skipped"
-	$(BIN)/python -m pytest $(SPREAD) $(PYTEST_ARGS)
+	$(IN_MEMORY) $(BIN)/python -m pytest $(SPREAD) $(PYTEST_ARGS)
 
 quick: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest $(SPREAD) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) \
+	$(IN_MEMORY) $(BIN)/python -m pytest $(SPREAD) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) \
 		-k "not postgres_16 and not wsgi" $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(FOLDERS)
+	$(BIN)/mypy --num-workers 2 $(FOLDERS)
 	$(BIN)/lint-imports --no-logo
 
 types: $(READY)
@@ -98,7 +102,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
 
 coverage: $(READY)
-	$(BIN)/python -m pytest $(SPREAD) --cov $(PYTEST_ARGS)
+	$(IN_MEMORY) $(BIN)/python -m pytest $(SPREAD) --cov $(PYTEST_ARGS)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -o timeout=7200 $(PYTEST_ARGS)

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from rich.console import Console
 from examples.shop import ledger, parcels
 from examples.shop.clients import Customers
 from examples.shop.invitation import Invitation
-from examples.shop.processes import Process, Processes, free_url
+from examples.shop.processes import Process, Processes, Start, free_url, start_process
 from examples.shop.settings import API_KEY, LEASE_S
 
 FIRE_S_MAX = 180.0
@@ -63,6 +63,7 @@ class Plan:
     seed: int = 0
     services: Mapping[str, str] = field(default_factory=lambda: SERVICES)
     """The modules of the services, by name."""
+    start: Start = start_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def opened(plan: Plan) -> Iterator[Shop]:
         invitation = Invitation.to(url) if plan.stay else None
         if invitation is not None:
             environment |= invitation.environment
-        processes = stack.enter_context(Processes(directory, environment))
+        processes = stack.enter_context(Processes(directory, environment, plan.start))
         processes.run(sys.executable, "-m", "examples.shop.migrate", *plan.services.values(), WAREHOUSE)
         # The processor is not ours to kill.
         processes.start_api("processor", "examples.shop.processor:app", processor_url)
@@ -248,8 +249,8 @@ def _stay(shop: Shop, invitation: Invitation, customers: Customers, console: Con
         console.input("Press Enter to close the shop. ")
 
 
-def main() -> int:
-    """Read the command line."""
+def read_plan(words: Sequence[str] | None = None) -> Plan:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=argparse.SUPPRESS, help="how many customers come")
     parser.add_argument("--seconds", type=float, default=argparse.SUPPRESS, help="over how many seconds")
@@ -262,9 +263,15 @@ def main() -> int:
     )
     parser.add_argument("--stay", action="store_true", help="keep the shop open afterwards")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the seed of an earlier run")
+    return Plan(**vars(parser.parse_args(words)))
+
+
+def main() -> int:
+    """The command; its exit code is the verdict."""
+    plan = read_plan()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     try:
-        return run(Plan(**vars(parser.parse_args())), Console())
+        return run(plan, Console())
     except KeyboardInterrupt:
         return 130
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from examples.shop.database import look
-from examples.shop.settings import API_KEY
-from examples.shop.warehouse import STOCK
+from examples.shop.settings import API_KEY, STOCK
 
 REQUESTS_MAX = 200
 

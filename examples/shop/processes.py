@@ -10,20 +10,48 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self, TypeAlias
 
 PR_SET_PDEATHSIG = 1
 START_S_MAX = 180.0
+
+
+class Running(Protocol):
+    """A process that was started, by what the shop needs of `subprocess.Popen`."""
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float = ...) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+#: A command, its environment, and where its output and its errors go.
+Start: TypeAlias = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Running]
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Running:
+    """An interpreter of its own."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # Ctrl-C is for the demo, which then ends the others in order.
+        preexec_fn=_die_with_parent,
+    )
 
 
 class Process:
     """One process, which can be killed and started again with the same command. `ready` is what it says when it is."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, ready: str, environment: Mapping[str, str], log: Path
+        self, name: str, command: Sequence[str], *, ready: str, environment: Mapping[str, str], log: Path, start: Start
     ) -> None:
         self.name = name
         self.kills = 0
@@ -32,20 +60,13 @@ class Process:
         self._ready = ready
         self._starts = 0
         self._environment = {**os.environ, **environment}
-        self._running: subprocess.Popen[bytes] | None = None
+        self._start = start
+        self._running: Running | None = None
 
     def start(self) -> None:
         self._starts += 1
         with self._log.open("ab") as log:
-            self._running = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends the others in order.
-                preexec_fn=_die_with_parent,
-            )
+            self._running = self._start(self._command, self._environment, log)
 
     def kill(self) -> None:
         """kill -9, at whatever it is doing."""
@@ -86,9 +107,10 @@ class Process:
 class Processes:
     """All of them: `with Processes(...) as processes:` leaves none behind, however the block ends."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str], start: Start = start_process) -> None:
         self._directory = directory
         self._environment = environment
+        self._start_one = start
         self.all: list[Process] = []
 
     def start_api(self, name: str, application: str, url: str) -> Process:
@@ -103,14 +125,19 @@ class Processes:
 
     def _start(self, name: str, *command: str, ready: str) -> Process:
         log = self._directory / f"{name.replace(' ', '-')}.log"
-        process = Process(name, command, ready=ready, environment=self._environment, log=log)
+        process = Process(name, command, ready=ready, environment=self._environment, log=log, start=self._start_one)
         self.all.append(process)
         process.start()
         return process
 
     def run(self, *command: str) -> None:
-        """Run to its end."""
-        subprocess.run(command, env={**os.environ, **self._environment}, check=True, timeout=START_S_MAX)
+        """Run to its end; what it says is shown if it fails."""
+        path = self._directory / "command.log"
+        with path.open("wb") as log:
+            ended = self._start_one(command, {**os.environ, **self._environment}, log)
+            code = ended.wait(START_S_MAX)
+        if code != 0:
+            raise SystemExit(f"{' '.join(command)} ended with code {code}:\n{path.read_text(errors='replace')}")
 
     def failures(self) -> list[str]:
         return [failure for process in self.all if (failure := process.ended_by_itself())]

@@ -22,6 +22,8 @@ PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")
 
 #: What a killed process was working on is given to another one after so many seconds. Most systems wait longer.
 LEASE_S = 2.0
+#: How many items the warehouse begins with.
+STOCK = 1000
 #: How often the shop's APIs look at what waits in their outbox.
 MEASURE_S = float(os.environ.get("SHOP_MEASURE_S", "15"))
 

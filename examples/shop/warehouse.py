@@ -17,12 +17,10 @@ from pydantic import BaseModel
 
 from examples.shop.database import execute
 from examples.shop.saga_engines import saga_engine
-from examples.shop.settings import LEASE_S, PROCESSOR_URL, SAGAS_URL, database, listeners, serve_metrics
+from examples.shop.settings import LEASE_S, PROCESSOR_URL, SAGAS_URL, STOCK, database, listeners, serve_metrics
 from onefold import AsyncOnefold, RetryPolicy, Transaction, retrying, single_principal
 from onefold.fastapi import Tx
 from onefold.sagas import Abort, Backoff, Effects, Saga, forward_key, saga, start_on_commit
-
-STOCK = 1000
 
 TABLES = [
     "CREATE TABLE IF NOT EXISTS stock (free BIGINT NOT NULL)",

@@ -8,30 +8,45 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from examples.shop import parcels
 from examples.shop.clients import Customers, Intent
+from examples.shop.demo import SERVICES, read_plan
+from examples.shop.demo import run as run_demo
 from examples.shop.ledger import Books, Entry, Order, faults
 from examples.shop.parcels import ParcelBooks
-from examples.shop.warehouse import STOCK
+from examples.shop.settings import STOCK
 from onefold.testing.servers import ServerUnavailable
 from onefold.testing.servers._restate import _find_program
+from tests.examples.forked_services import fork_service
+from tests.support.fork_server import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.temporal_server import PrivateTemporal
 
-ROOT = Path(__file__).parents[2]
 DEMO = ("-m", "examples.shop.demo", "--seed", "7")
 
 
-def run(*command: str) -> tuple[int, str]:
-    """Its exit code and what it said. Whatever it has started ends with it."""
+def run(*words: str, services: Mapping[str, str] = SERVICES) -> tuple[int, str]:
+    """The demo in this process, its services in forked ones: its exit code and what it said."""
+    said = StringIO()
+    plan = replace(read_plan(["--seed", "7", *words]), services=services, start=fork_service)
+    return run_demo(plan, Console(file=said, width=200)), said.getvalue()
+
+
+# Under fire
+
+
+def test_on_one_sqlite_file_nothing_is_lost_and_nothing_happens_twice() -> None:
+    """As `make demo` runs it: a command, and an interpreter for each of its processes."""
     ran = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, *DEMO, "--orders", "25", "--seconds", "3", "--kills", "4"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -39,16 +54,8 @@ def run(*command: str) -> tuple[int, str]:
         timeout=600,
         check=False,
     )
-    return ran.returncode, ran.stdout
-
-
-# Under fire
-
-
-def test_on_one_sqlite_file_nothing_is_lost_and_nothing_happens_twice() -> None:
-    code, said = run(*DEMO, "--orders", "25", "--seconds", "3", "--kills", "4")
-    assert "Nothing was lost, and nothing happened twice." in said
-    assert code == 0
+    assert "Nothing was lost, and nothing happened twice." in ran.stdout
+    assert ran.returncode == 0
 
 
 @pytest.fixture(params=["restate", *(pytest.param(name, marks=pytest.mark.soak) for name in ("dbos", "temporal"))])
@@ -68,7 +75,7 @@ def is_installed() -> bool:
 
 
 def test_on_postgres_and_nats_nothing_is_lost_and_nothing_happens_twice(sagas: str) -> None:
-    code, said = run(*DEMO, "--orders", "25", "--seconds", "3", "--kills", "5", "--servers", "--sagas", sagas)
+    code, said = run("--orders", "25", "--seconds", "3", "--kills", "5", "--servers", "--sagas", sagas)
     assert "Nothing was lost, and nothing happened twice." in said
     assert code == 0
 
@@ -112,14 +119,7 @@ def running(pid: str) -> bool:
 
 def run_with(bug: dict[str, str]) -> tuple[int, str]:
     """The demo, with one of its services exchanged for another module."""
-    program = (
-        "import sys\n"
-        "from rich.console import Console\n"
-        "from examples.shop.demo import SERVICES, Plan, run\n"
-        f"plan = Plan(orders=15, seconds=1.0, kills=0, seed=7, services={{**SERVICES, **{bug}}})\n"
-        "sys.exit(run(plan, Console(width=200)))\n"
-    )
-    return run("-c", program)
+    return run("--orders", "15", "--seconds", "1", "--kills", "0", services={**SERVICES, **bug})
 
 
 def test_control_a_new_key_for_every_attempt_charges_twice_and_the_ledger_says_so() -> None:

@@ -6,6 +6,7 @@ Only `project_files` and `text_of` touch the disk, so every rule can be shown a 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import io
 import os
@@ -79,6 +80,13 @@ SILENCER = re.compile(r"\bnoqa\b|\btype:\s*ignore|\bmypy:|\bpyright:", re.IGNORE
 NOT_OURS = frozenset({"__pycache__", "build", "dist", "htmlcov"})
 
 
+@functools.cache
+def parse(path: str, text: str) -> ast.Module:
+    """Once for all the rules, which only look at it: to parse the package takes longer than a rule. Whoever has asked
+    for all of the rules empties the cache."""
+    return ast.parse(text, filename=path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A file as the rules see it: `path` counts from the package for its modules, else from the root."""
@@ -91,7 +99,7 @@ class Source:
         return PurePosixPath(self.path).parts[0].removesuffix(".py")
 
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=self.path)
+        return parse(self.path, self.text)
 
     def finding(self, line: int, message: str) -> Finding:
         return Finding(path=self.path, line=line, message=message)
@@ -255,6 +263,8 @@ def unsafe_loading(source: Source) -> Iterator[Finding]:
 
 
 def silenced_checks(source: Source) -> Iterator[Finding]:
+    if not SILENCER.search(source.text):  # neither a comment that does: to split all modules into tokens takes seconds
+        return
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
         if token.type == tokenize.COMMENT and SILENCER.search(token.string):
             yield source.finding(token.start[0], f"'{token.string}' silences a check: fix what it says")

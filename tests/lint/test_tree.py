@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -54,18 +55,27 @@ REPEATED_MODULES = {
 }
 
 
-def modules() -> Iterator[Source]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield Source(path=path.relative_to(PACKAGE).as_posix(), text=path.read_text(encoding="utf-8"))
+@functools.cache
+def modules() -> tuple[Source, ...]:
+    found = ((path.relative_to(PACKAGE).as_posix(), path) for path in sorted(PACKAGE.rglob("*.py")))
+    return tuple(Source(path=name, text=path.read_text(encoding="utf-8")) for name, path in found)
 
 
-def texts() -> Iterator[Source]:
-    for path in checks.project_files(ROOT):
-        if (text := checks.text_of(ROOT / path)) is not None:
-            yield Source(path=path.as_posix(), text=text)
+@functools.cache
+def texts() -> tuple[Source, ...]:
+    found = ((path.as_posix(), checks.text_of(ROOT / path)) for path in checks.project_files(ROOT))
+    return tuple(Source(path=path, text=text) for path, text in found if text is not None)
 
 
-def findings(check: Check, sources: Iterator[Source]) -> str:
+@pytest.fixture(scope="module", autouse=True)
+def what_was_read() -> Iterator[None]:
+    """It is read and parsed once for all the rules, and not kept for the other tests of the worker."""
+    yield
+    for kept in (modules, texts, checks.parse):
+        kept.cache_clear()
+
+
+def findings(check: Check, sources: Iterable[Source]) -> str:
     return "\n".join(str(finding) for source in sources for finding in check(source))
 
 

@@ -44,8 +44,8 @@ def test_the_root_alone_imports_nothing_of_ours_and_little_else() -> None:
 @pytest.mark.parametrize(
     ("statement", "most"),
     [
-        ("from onefold import AsyncOnefold", 105),
-        ("from onefold import Onefold", 105),
+        ("from onefold import AsyncOnefold", 106),
+        ("from onefold import Onefold", 106),
         ("from onefold import retrying", 70),
         ("from onefold import RetryPolicy", 20),
         ("from onefold import OnefoldError", 2),

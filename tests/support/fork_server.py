@@ -71,7 +71,7 @@ class Child:
         """Its exit code, once it has ended; negative is the number of a signal."""
         return self._reap(0.0)
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = CHILD_S_MAX) -> int:
         if (code := self._reap(timeout)) is None:
             raise subprocess.TimeoutExpired(list(self.words), timeout)
         return code
