@@ -87,6 +87,7 @@ def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
     answer = onefold("migrate", "-d", "postgresql://someone:hunter2@127.0.0.1:1/x")
     assert answer.returncode == 1
     assert "127.0.0.1" in answer.stderr
+    assert answer.stderr.endswith("; is a server up there, and are host and port right?\n")
     assert "hunter2" not in answer.stderr + answer.stdout
 
 

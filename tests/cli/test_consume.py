@@ -24,6 +24,17 @@ def relayed(shop: Shop) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def one_waits(shop: Shop) -> None:
+    """An event is with the consumer, which does not run. A relay beside its handler would wait for the end of that: the
+    handler has the write lock of the file."""
+    with shop.started("consume", "shop:once", "--only", "ship") as consume:
+        until(lambda: shop.rows("SELECT 1 FROM onefold_subscription"))
+        consume.tell(signal.SIGTERM)
+        assert consume.ended() == 0
+    shop.place("a")
+    relayed(shop)
+
+
 def health(running: Running, path: str = "/healthz", method: str = "GET") -> tuple[int, dict[str, float]]:
     [address] = re.findall(r"health at (http://127\.0\.0\.1:\d+)/healthz", running.said)
     request = urllib.request.Request(f"{address}{path}", method=method)
@@ -36,11 +47,9 @@ def health(running: Running, path: str = "/healthz", method: str = "GET") -> tup
 
 
 def test_sigterm_lets_the_handler_finish_commit_and_acknowledge(shop: Shop) -> None:
+    one_waits(shop)
     shop.put("gate")
     with shop.started("consume", "shop:once", "--only", "ship") as consume:
-        until(lambda: shop.rows("SELECT 1 FROM onefold_subscription"))
-        shop.place("a")
-        relayed(shop)
         until(lambda: shop.has("begun"))
         consume.tell(signal.SIGTERM)
         consume.until_said("SIGTERM: finishing what is in hand")
@@ -54,11 +63,9 @@ def test_sigterm_lets_the_handler_finish_commit_and_acknowledge(shop: Shop) -> N
 
 
 def test_another_process_takes_over_from_one_that_was_killed_and_it_happens_once(shop: Shop) -> None:
+    one_waits(shop)
     shop.put("gate")
     with shop.started("consume", "shop:once", "--only", "ship") as consume:
-        until(lambda: shop.rows("SELECT 1 FROM onefold_subscription"))
-        shop.place("a")
-        relayed(shop)
         until(lambda: shop.has("begun"))
         consume.tell(signal.SIGKILL)
         consume.ended()
@@ -175,11 +182,11 @@ def test_a_target_is_an_onefold_or_an_application_or_a_function_that_makes_one(s
         ("shop.nowhere:once", "there is no module 'shop.nowhere'"),
         ("needs:once", "importing 'needs' failed: ModuleNotFoundError: No module named 'not_installed_anywhere'"),
         ("failing:once", "importing 'failing' failed: JSONDecodeError"),
-        ("targets:text", "'targets:text' is a str; give an Onefold"),
+        ("targets:text", "'targets:text' is a str; give a Onefold"),
         ("targets:text", "returns one of them. 'targets' has fastapi_app, flask_app, idle, once"),
-        ("targets:Nested", "'targets:Nested' is a class; give an Onefold"),
-        ("targets:lazy", "looking for an Onefold in 'targets:lazy' failed: RuntimeError: not set up ("),
-        ("targets:no_one", "'targets:no_one' is a NoneType; give an Onefold"),
+        ("targets:Nested", "'targets:Nested' is a class; give a Onefold"),
+        ("targets:lazy", "looking for a Onefold in 'targets:lazy' failed: RuntimeError: not set up ("),
+        ("targets:no_one", "'targets:no_one' is a NoneType; give a Onefold"),
         ("targets:needy", "is a function that needs address"),
         ("targets:broken", "calling 'targets:broken' failed: LookupError: no configuration ("),
         ("targets:bare_app", "is an application without onefold: call once.install(app)"),

@@ -27,6 +27,8 @@ def test_they_are_listed_and_one_is_removed(renamed: Shop) -> None:
     assert (found["dispatch"]["waiting"], found["dispatch"]["topics"]) == (3, ["order.placed"])
     assert (found["dispatch"]["running"], found["dispatch"]["seen_s"]) == (0, None)
     people = renamed.onefold("consumers", "list", *D).stdout
+    for target in (("shop:once",), ("--target", "shop:once")):
+        assert renamed.onefold("consumers", "list", *target).stdout == people
     [line] = [line for line in people.splitlines() if "dispatch" in line]
     assert line.split() == ["dispatch", "order.placed", "3", "0", "-", "-"]
     assert renamed.onefold("consumers", "remove", "dispatch", *D, given="n\n").returncode == 1

@@ -93,6 +93,7 @@ def test_failed_messages_that_die_again_make_a_waiting_redrive_fail(
         answer = shop.onefold("dlq", "redrive", *D, "--wait")
     assert answer.returncode == 1
     assert answer.stdout.endswith("1 failed messages of ship; 0 waiting, 1 dead again\n")
+    assert answer.stderr.count("\n") == 1  # a bar is for a terminal
 
 
 def test_the_filters_choose_what_is_listed(shop: Shop, buried: Callable[..., list[str]]) -> None:

@@ -50,6 +50,8 @@ def test_a_section_ends_where_the_next_one_begins_and_comments_of_programs_are_n
 def test_what_is_not_there_is_told_with_what_is() -> None:
     assert "architecture" in (ran := onefold("docs", "nowhere")).stderr
     assert ran.returncode == 2
+    assert "did you mean 'production'?" in " ".join((ran := onefold("docs", "prodution", COLUMNS="200")).stderr.split())
+    assert ran.returncode == 2
     assert "OnefoldNoRelay" in (ran := onefold("docs", "metrics", "nowhere")).stderr
     assert ran.returncode == 2
 

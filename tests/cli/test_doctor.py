@@ -37,6 +37,25 @@ def test_an_idle_shop_is_well(shop: Shop) -> None:
     assert LEAST in found["findings"]
 
 
+def test_an_event_that_is_refused_and_tried_again_is_no_calm(shop: Shop) -> None:
+    shop.place("a")
+    shop.change("UPDATE onefold_outbox SET due_at_ms = written_at_ms + 3600000, error = 'no consumer has subscribed'")
+    answer = shop.onefold("doctor", *D, "--json")
+    assert answer.returncode == 1
+    found = {each["what"]: each for each in json.loads(answer.stdout)["findings"] if each["level"] == "warn"}
+    assert found.keys() == {"Relays", "Refused events"}
+    assert found["Relays"]["said"] == "None is at work, and events wait."
+    said = "Some are tried again, such as one on order.placed: no consumer has subscribed"
+    assert found["Refused events"]["said"] == said
+    assert found["Refused events"]["way_out"].startswith("onefold outbox")
+
+
+def test_an_event_for_later_is_no_trouble(shop: Shop) -> None:
+    shop.place("a")
+    shop.change("UPDATE onefold_outbox SET due_at_ms = written_at_ms + 3600000")
+    assert shop.onefold("doctor", *D).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("trouble", "what", "level", "way_out"),
     [

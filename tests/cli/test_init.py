@@ -93,6 +93,12 @@ def test_a_starter_passes_its_tests_and_serves_a_retry(
     assert again.headers["idempotent-replayed"] == "true"
 
 
+def test_what_to_do_next_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    lines = onefold("init", "tea & co's", cwd=tmp_path).stdout.splitlines()
+    [enter] = [line for line in lines if line.startswith("  cd ")]
+    assert shlex.split(enter) == ["cd", "tea & co's"]
+
+
 def test_control_the_starters_tests_find_a_handler_that_is_not_protected(tmp_path: Path) -> None:
     onefold("init", cwd=tmp_path)
     app = tmp_path / "app.py"

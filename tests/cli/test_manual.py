@@ -57,6 +57,27 @@ def test_every_command_has_an_example_of_options_that_it_has(root: Any) -> None:
             assert [options for options in needed if not set(options) & set(words)] == [], example
 
 
+def read_only(command: Any) -> Any:
+    """The command with all below it, which read their words and do nothing."""
+    command.callback = lambda **given: None
+    for below in getattr(command, "commands", {}).values():
+        read_only(below)
+    return command
+
+
+def test_every_example_is_understood_by_its_command() -> None:
+    reader = read_only(typer.main.get_command(assemble([])))
+    for example in {example for examples in EXAMPLES.values() for example in examples}:
+        words = shlex.split(example.partition(" > ")[0])
+        reader.main(words[1:], standalone_mode=False)
+
+
+def test_control_a_word_too_many_is_not_understood() -> None:
+    reader = read_only(typer.main.get_command(assemble([])))
+    with pytest.raises(Exception, match="unexpected extra argument"):
+        reader.main(["consumers", "pause", "shipping", "shop:once"], standalone_mode=False)
+
+
 def test_every_command_that_prints_something_prints_json(root: Any) -> None:
     without = {
         row.path

@@ -126,7 +126,10 @@ def test_an_erased_answer_is_forgotten_with_a_reason_and_the_request_runs_again(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("order-7", "--principal", "acme"), "Give the route"),
+        (
+            ("order-7", "--principal", "acme"),
+            "Give the route (POST /orders; --route on the command line), or the application (--app)",
+        ),
         (("order-7", "--route", "POST /orders/{number}"), "what the application calls the caller"),
         (("order-7", "--principal", "acme", "--route", "orders"), "The route is a method and a path"),
         (("a,b", *ORDER), "This is not an Idempotency-Key"),

@@ -134,6 +134,11 @@ def test_a_count_that_is_no_number_is_told(printed: str) -> None:
         GroundTruth(f"printf '{printed}'", "--count", shell=False, timeout_s=60).count({})
 
 
+def test_a_command_that_takes_too_long_is_told_with_what_gives_it_more_time() -> None:
+    with pytest.raises(UnusableTarget, match=r"--count did not end within 0\.1 s; --timeout gives it more$"):
+        GroundTruth("sleep 600", "--count", shell=False, timeout_s=0.1).run({})
+
+
 def test_marks_of_a_command_are_filled_in_after_it_was_split() -> None:
     command = GroundTruth("printf '%s|' {{id}} '{{run}}'", "--publish", shell=False, timeout_s=60)
     assert command.run({"run": "r", "id": "a b; c"}) == "a b; c|r|"

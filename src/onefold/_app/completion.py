@@ -13,6 +13,7 @@ from onefold._app.completer_methods import CompleterSettings
 from onefold._http.repeated_requests import RequestRepeater, check_installed
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold._policy.ranges import require
@@ -60,7 +61,7 @@ class Completion:
         """Round after round, the first one at once."""
         while not stop.is_set():
             try:
-                await self.on_loop(database, _LIMIT, stop.is_set)
+                await resist(self.on_loop(database, _LIMIT, stop.is_set))
             except Exception as error:
                 _log.warning(
                     "a round of the completer failed: %s; the next one is in about %g s",

@@ -10,7 +10,7 @@ from onefold._inbox.failed_lists import tally_failed
 from onefold._inbox.pausing import pauses
 from onefold._inbox.registry import EARLIER, list_processes
 from onefold._kernel.readable import write_count
-from onefold._outbox.event_lists import list_dead_events
+from onefold._outbox.event_lists import list_dead_events, list_retrying
 from onefold._outbox.status_report import report
 from onefold._steps.unfinished_works import list_works
 from onefold.db._migrations import missing, newer
@@ -68,7 +68,8 @@ async def check_relays(dialect: str) -> HealthFinding:
         return HealthFinding(
             "Relays", "bad", said, "Is onefold relay running, and does it reach the broker? See its log."
         )
-    if found.pending and not alive:
+    waits = found.pending or (await list_retrying(dialect, limit=1)).events
+    if waits and not alive:
         return HealthFinding("Relays", "warn", "None is at work, and events wait.", "Start onefold relay.")
     return HealthFinding("Relays", "good", f"{alive} at work." if alive else "None is at work, and nothing waits.")
 
@@ -77,6 +78,9 @@ async def check_refused_events(dialect: str) -> HealthFinding:
     if (await list_dead_events(dialect, limit=1)).events:
         said = "Some are dead letters of the outbox, and what has their key waits behind them."
         return HealthFinding("Refused events", "bad", said, "onefold outbox retry or discard.")
+    if refused := (await list_retrying(dialect, limit=1)).events:
+        said = f"Some are tried again, such as one on {refused[0].topic}: {refused[0].error}"
+        return HealthFinding("Refused events", "warn", said, "onefold outbox has them all.")
     return HealthFinding("Refused events", "good", "None.")
 
 

@@ -27,16 +27,22 @@ def command(
     target: Annotated[str, typer.Argument(help=TARGET_HELP, show_default=False)],
     one_round: Annotated[bool, typer.Option("--once", help="Try what is due now, and stop.")] = False,
     every_s: Annotated[
-        float, typer.Option("--every", metavar="S", help="Seconds between two looks, about.")
+        float, typer.Option("--every", metavar="S", help="Seconds between two rounds, about.")
     ] = COMPLETING_EVERY_S,
     abandoned_after_s: Annotated[
         float,
         typer.Option(
-            "--abandoned-after", metavar="S", help="Seconds that the client has for its own retry, after the lease."
+            "--abandoned-after",
+            metavar="S",
+            help="Seconds after the end of its lease that a request is left to its client's own retry.",
         ),
     ] = _DEFAULTS.abandoned_after_s,
     attempts_max: Annotated[
-        int, typer.Option("--attempts", help="Attempts, with the client's, after which it waits for a person.")
+        int,
+        typer.Option(
+            "--attempts",
+            help="Attempts, those of the client included, after which a request is parked and waits for a person.",
+        ),
     ] = _DEFAULTS.attempts_max,
     attempt_s: Annotated[
         float, typer.Option("--timeout", metavar="S", help="Seconds that one attempt may take.")
@@ -44,8 +50,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
     log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:
-    """Complete requests with recorded steps that were begun and left, until SIGTERM or SIGINT. The application is
-    started in this process, without a port: its handlers are called as its server would."""
+    """Complete requests with recorded steps that were begun and then abandoned, until SIGTERM or SIGINT. The
+    application is started in this process, without a port: its handlers are called as its server would."""
     check_every(every_s)
     log_to_stderr(log_format)
     value = load_target(target)

@@ -41,7 +41,7 @@ _STOP_S: Final = 2
 def command(
     database: Annotated[str, DATABASE] = "",
     target: Annotated[
-        str, typer.Option("--app", metavar="TARGET", help="module:attribute of an Onefold, instead of --database.")
+        str, typer.Option("--app", metavar="TARGET", help="module:attribute of a Onefold, instead of --database.")
     ] = "",
     sagas: Annotated[
         str, typer.Option("--sagas", metavar="TARGET", help="module:attribute of the engine whose sagas are shown.")
@@ -55,7 +55,8 @@ def command(
         str, typer.Option("--view-token-file", metavar="FILE", help=f"The token for role view; or set {_VIEW}.")
     ] = "",
     root_path: Annotated[
-        str, typer.Option("--root-path", metavar="PATH", help="The path that a proxy has it at, and strips.")
+        str,
+        typer.Option("--root-path", metavar="PATH", help="The path prefix that a proxy serves it under and strips."),
     ] = "",
     log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:

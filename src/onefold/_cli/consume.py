@@ -40,7 +40,8 @@ def command(
     as_json: Annotated[bool, AS_JSON_LINES] = False,
     log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:
-    """Run the consumers until SIGTERM or SIGINT; what is being handled then is finished, the rest given back."""
+    """Run the consumers until SIGTERM or SIGINT; messages that are being handled then are finished, the rest given
+    back."""
     log_to_stderr(log_format)
     value = load_target(target)
     log_to_stderr(log_format)

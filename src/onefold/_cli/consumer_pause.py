@@ -21,11 +21,13 @@ def pause_command(
     name: Annotated[str, NAME],
     database: Annotated[str, DATABASE] = "",
     actor: Annotated[str, ACTOR] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also one that was never seen here.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Pause it even if this database has never seen such a consumer.")
+    ] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
-    at the broker."""
+    """Pause a consumer in all its processes, also those started later: what it has in hand is finished, its messages
+    wait at the broker."""
     check_name(name)
     with session(database) as db:
         if not yes:

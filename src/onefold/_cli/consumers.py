@@ -11,7 +11,7 @@ import typer
 
 from onefold._app.base_app import with_broker
 from onefold._cli.consumer_pause import pause_command, resume_command
-from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, actor_name, confirm
+from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, TARGET_HELP, YES, actor_name, confirm
 from onefold._cli.output import answer, print_table
 from onefold._cli.targets import close_onefold, from_target_or_addresses
 from onefold._kernel.ports import AsyncDatabase, Broker
@@ -24,21 +24,21 @@ app = typer.Typer(no_args_is_help=True, help="Consumers: list, pause, resume or 
 app.command("pause")(pause_command)
 app.command("resume")(resume_command)
 
-_TARGET = typer.Option(
-    "--target", "-t", help="module:attribute of an Onefold that brings its own database and broker.", show_default=False
-)
+_BRINGS = f"{TARGET_HELP} It brings its own database and broker."
+_TARGET = typer.Option("--target", "-t", help=_BRINGS, show_default=False)
 
 
 @app.command("list")
 def list_command(
     context: typer.Context,
-    target: Annotated[str, _TARGET] = "",
+    target: Annotated[str, typer.Argument(help=_BRINGS, show_default=False)] = "",
+    target_option: Annotated[str, _TARGET] = "",
     database: Annotated[str, DATABASE] = "",
     broker: Annotated[str, BROKER] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List consumers: their topics, what waits for them, how many processes run them and when one was last seen."""
-    found = _managed(context, target, database, broker, survey)
+    found = _managed(context, target or target_option, database, broker, survey)
     if as_json:
         answer([asdict(each) for each in found])
     elif found:

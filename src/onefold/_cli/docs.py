@@ -35,7 +35,11 @@ def command(
         return
     name = page.casefold().removeprefix("docs/").removesuffix(".md")
     if name not in pages:
-        raise typer.BadParameter(f"there is no page {page!r}; there are {', '.join(pages)}")
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, pages, 1)
+        meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(pages)}"
+        raise typer.BadParameter(f"there is no page {page!r}; {meant}")
     text = leave_out_comments(pages[name].read_text(encoding="utf-8"))
     if section is not None:
         text = find_section(text, section)

@@ -21,7 +21,7 @@ HOST = typer.Option(
 PORT = typer.Option(
     "--health-port", min=0, max=65_535, help="Serve GET /healthz, and /metrics, on this port; 0: on a free one."
 )
-STALE_S = typer.Option("--health-stale", min=1, help="Seconds without a turn after which /healthz says 503.")
+STALE_S = typer.Option("--health-stale", min=1, help="Seconds without progress after which /healthz answers 503.")
 
 _REQUEST_S_MAX = 5.0
 _REQUEST_BYTES_MAX = 16 * 1024

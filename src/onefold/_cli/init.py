@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +15,19 @@ from onefold.errors import ConfigurationError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Where to write it; made where it is not there.")] = Path(),
-    framework: Annotated[StarterFramework, typer.Option("--framework", "-f", help="What answers requests.")] = (
+    folder: Annotated[Path, typer.Argument(help="The folder to write to; it is made if need be.")] = Path(),
+    framework: Annotated[StarterFramework, typer.Option("--framework", "-f", help="The web framework.")] = (
         StarterFramework.FASTAPI
     ),
-    database: Annotated[StarterDatabase, typer.Option("--database", "-d", help="Where the rows are.")] = (
+    database: Annotated[StarterDatabase, typer.Option("--database", "-d", help="The database of the application.")] = (
         StarterDatabase.SQLITE
     ),
     broker: Annotated[
-        StarterBroker, typer.Option("--broker", "-b", help="What carries events; local: the database itself.")
+        StarterBroker, typer.Option("--broker", "-b", help="The broker of its events; local: the database itself.")
     ] = StarterBroker.NONE,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Write an application to begin with, its tests and its README. A file that is there is never overwritten."""
+    """Write a starter application, its tests and its README. Existing files are never overwritten."""
     starter = Starter(framework=framework, database=database, broker=broker)
     texts = starter.write()
     if folder.exists() and not folder.is_dir():
@@ -41,7 +42,7 @@ def command(
     for name, text in texts.items():
         with (folder / name).open("x", encoding="utf-8") as file:
             file.write(text)
-    enter = () if folder == Path() else (f"cd {folder}",)
+    enter = () if folder == Path() else (f"cd {shlex.quote(str(folder))}",)
     if as_json:
         answer({"folder": str(folder), "files": list(texts), "commands": [*enter, *starter.commands]})
         return

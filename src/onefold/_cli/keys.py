@@ -176,7 +176,8 @@ def release_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Release one, with all that is recorded of it: a retry, or a message that is redriven, begins from the start."""
+    """Release a work: forget all that is recorded of it. A retry, or a message that is redriven, begins from the
+    start."""
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
         check_idle(work)
@@ -215,15 +216,18 @@ def resume_command(
         typer.Option("--app", metavar="TARGET", help="module:attribute of the Onefold whose keys seal --result."),
     ] = "",
     unsealed: Annotated[
-        bool, typer.Option("--unsealed", help="With --result: its application has no Keyring (sealer=).")
+        bool,
+        typer.Option(
+            "--unsealed", help="With --result: store it unsealed, because the application has no Keyring (sealer=)."
+        ),
     ] = False,
     actor: Annotated[str, ACTOR] = "",
     why: Annotated[str, WHY] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Resume one: it goes on by the next retry, or by `onefold complete`; a message that is a dead letter is redriven.
-    Its attempts are counted from zero again."""
+    """Resume a parked work: the next retry, or `onefold complete`, goes on with it; a message that is a dead letter is
+    redriven. Its attempts are counted from zero again."""
     if result is not None and again:
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
     sealing = _sealing_of(target) if target else Sealing() if unsealed else None

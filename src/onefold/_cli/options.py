@@ -25,7 +25,7 @@ BROKER = typer.Option(
     show_default=False,
 )
 
-TARGET_HELP = "module:attribute of an Onefold, of an application it is installed in, or of a function that returns one."
+TARGET_HELP = "module:attribute of a Onefold, of an application it is installed in, or of a function that returns one."
 
 NAME = typer.Argument(metavar="NAME", show_default=False)
 
@@ -71,6 +71,6 @@ def confirm(question: str, *, yes: bool) -> None:
     said = sys.stdin.readline()
     if not said:  # no terminal, and nothing that was piped
         typer.echo(err=True)
-        raise typer.BadParameter("it is not done, because there is no answer: give --yes where no one can be asked")
+        raise typer.BadParameter("not done: the question was not answered (there is no terminal); give --yes")
     if said.strip().lower() not in ("y", "yes"):
         raise typer.Abort

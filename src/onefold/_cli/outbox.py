@@ -173,7 +173,7 @@ def _check_id(given: str) -> None:
         UUID(given)
     except ValueError:
         raise typer.BadParameter(
-            f"{given!r:.100} is not an id of an event: tx.publish answers one, as 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f"
+            f"{given!r:.100} is not the id of an event: tx.publish returns one, as 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f"
         ) from None
 
 

@@ -37,15 +37,23 @@ def command(
     target: Annotated[str, typer.Argument(help=f"{TARGET_HELP} It brings its own database and broker.")] = "",
     database: Annotated[str, DATABASE] = "",
     broker: Annotated[str, BROKER] = "",
-    lease_s: Annotated[float, typer.Option("--lease", help="Seconds until others take over from one that died.")] = 30,
+    lease_s: Annotated[
+        float, typer.Option("--lease", help="Seconds after which other relays take over from one that died.")
+    ] = 30,
     batch: Annotated[int, typer.Option(help="At most this many events in hand at once.")] = 1000,
     keep_published_s: Annotated[
         float,
-        typer.Option("--keep-published", help="Seconds to keep published events, to look at them. 0: not at all."),
+        typer.Option(
+            "--keep-published", help="Seconds to keep published events, so that they can be looked at; 0: not at all."
+        ),
     ] = 0,
-    attempts: Annotated[int, typer.Option(help="An event that was refused so often is a dead letter.")] = 25,
+    attempts: Annotated[int, typer.Option(help="Refusals after which an event is a dead letter.")] = 25,
     activity: Annotated[
-        bool, typer.Option("--activity", help="Keep counts per minute for the console. A target says so itself.")
+        bool,
+        typer.Option(
+            "--activity",
+            help="Keep counts per minute for the console. Not with a target: the application sets activity=True.",
+        ),
     ] = False,
     until_empty: Annotated[
         bool,

@@ -91,7 +91,7 @@ def retry_command(
     actor: Annotated[str, ACTOR] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Have a stopped saga go on, with the code that its processes have now."""
+    """Let a stopped saga go on, with the code that its processes have now."""
 
     if not _ask(target, lambda engine: retry_saga(engine, saga_id, actor=actor_name(actor))):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to retry")

@@ -206,7 +206,7 @@ def _find_limits(load: ExpectedLoad, need: CapacityNeed) -> Iterator[str]:
         yield (
             f"{', '.join(over)}: one Postgres ends here ({_DATABASE_CORES_MAX} cores, "
             f"{_STORAGE_BYTES_MAX / 1e12:.0f} TB, {_WAL_BYTES_PER_S_MAX / 1e6:.0f} MB/s). Shard by principal: a key "
-            "belongs to one principal, so each shard is a database with an Onefold of its own, and no request needs two"
+            "belongs to one principal, so each shard is a database with a Onefold of its own, and no request needs two"
         )
 
 

@@ -27,7 +27,7 @@ from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing, Stor
 
 AnyOnefold: TypeAlias = AsyncOnefold | Onefold
 
-_GIVE = "give an Onefold, an AsyncOnefold, an application it is installed in, or a function that returns one of them"
+_GIVE = "give a Onefold, an AsyncOnefold, an application it is installed in, or a function that returns one of them"
 
 
 def load_target(target: str) -> object:
@@ -70,7 +70,7 @@ async def open_target(target: str, value: object) -> AnyOnefold:
             value = value()
             if inspect.isawaitable(value):
                 value = await value
-    with _in_one_line(f"looking for an Onefold in {target!r} failed"):
+    with _in_one_line(f"looking for a Onefold in {target!r} failed"):
         found = _onefold_in(value)
         is_application = hasattr(value, "add_middleware") or hasattr(value, "wsgi_app")
     if found is not None:

@@ -43,21 +43,27 @@ from onefold.errors import ConfigurationError
 _URL = typer.Argument(metavar="[URL]", help="The address of the route; with --openapi, of the server.")
 _METHOD = typer.Option(help="POST, PUT, PATCH or DELETE.")
 _BODY = typer.Option(help="The payload, a JSON template with {{n}}, {{unique}}, {{run}}; or @FILE.")
-_OTHER_BODY = typer.Option(help="A payload that asks for something else; by default the payload is varied.")
+_OTHER_BODY = typer.Option(help="Another payload for the same key, to be refused; by default one is made from --body.")
 _HEADER = typer.Option(help="'Name: value', e.g. credentials; may be repeated. Its value is never shown.")
 _OTHER_HEADER = typer.Option(help="The credentials of another principal; may be repeated.")
 _OTHER_URL = typer.Option(help="Another route that takes the same payload.")
 _OPENAPI = typer.Option(help="An OpenAPI document in JSON, a file, to take the request from.")
 _OPERATION = typer.Option(help="With --openapi: an operationId, or 'POST /orders'.")
 _PROFILE = typer.Option(help="ietf or stripe.")
-_COUNT = typer.Option(help="A command that prints how often it has happened: the ground truth.")
+_COUNT = typer.Option(help="A command that prints how often the effect has happened: the ground truth.")
 _COUNT_SHELL = typer.Option("--count-shell", help="Run --count and --publish by a shell.")
-_COUNT_DELAY = typer.Option(min=0, max=600, help="Seconds between an answer and its effect, where it comes later.")
+_COUNT_DELAY = typer.Option(
+    min=0, max=600, help="Seconds to wait before --count, where the effect comes after the answer."
+)
 _PUBLISH = typer.Option(help="A command that publishes a message with the id {{id}}; for consumers.")
-_DELIVERIES = typer.Option(min=2, max=100, help="How often a message is published.")
-_DUPLICATES = typer.Option(min=2, max=64, help="Requests at the same time.")
-_EXPIRY = typer.Option(min=0.1, max=86_400, help="Seconds that keys are remembered for: waited for.")
-_TIMEOUT = typer.Option(min=0.1, max=600, help="Seconds until a request or a command is given up.")
+_DELIVERIES = typer.Option(min=2, max=100, help="How often each message is published.")
+_DUPLICATES = typer.Option(min=2, max=64, help="Requests sent at the same time under one key.")
+_EXPIRY = typer.Option(
+    min=0.1,
+    max=86_400,
+    help="Seconds the API remembers a key. Given, the run waits this long to see what a retry gets then.",
+)
+_TIMEOUT = typer.Option(min=0.1, max=600, help="Time limit in seconds of each request and command.")
 _KEY_OPTIONAL = typer.Option("--key-optional", help="The route takes requests without a key.")
 _ONLY = typer.Option(help="Only this check; may be repeated.")
 _SKIP = typer.Option(help="Not this check; may be repeated.")

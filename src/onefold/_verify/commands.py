@@ -61,7 +61,9 @@ class GroundTruth:
         except OSError as error:
             raise UnusableTarget(f"{self._option} cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            raise UnusableTarget(f"{self._option} did not end within {self._timeout_s:g} s") from error
+            raise UnusableTarget(
+                f"{self._option} did not end within {self._timeout_s:g} s; --timeout gives it more"
+            ) from error
         if ran.returncode:
             said = cut(self._hide(" ".join((ran.stderr or ran.stdout).split())))
             raise UnusableTarget(f"{self._option} failed with code {ran.returncode}: {said}")

@@ -27,7 +27,7 @@ def onefold_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def onefold_app(onefold_path: Path) -> Iterator[Onefold]:
-    """An Onefold on a SQLite file of the test's own, for one principal, whose events have the source "tests"."""
+    """A Onefold on a SQLite file of the test's own, for one principal, whose events have the source "tests"."""
     app = Onefold(onefold_path, principal=single_principal, source="tests")
     yield app
     app.close()

@@ -87,7 +87,7 @@ def resume_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Let a key that is handled in order go on with this waiting failed message: what is missing before it is given
+    """Let a key that is handled in order continue with this waiting message; the versions missing before it are given
     up."""
     question = "Go on with {id} of {consumer}, and give up what is missing before it?"
     _move(

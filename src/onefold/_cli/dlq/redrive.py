@@ -35,7 +35,8 @@ def redrive_command(
     rate: Annotated[float, typer.Option(help="Dead letters per second.")] = 10,
     limit: Annotated[int, typer.Option(min=1, max=REDRIVE_MAX, help="At most this many.")] = 10_000,
     days_max: Annotated[
-        float, typer.Option("--days", min=0, help="Not those that died longer ago: the consumer's dead_letter_s.")
+        float,
+        typer.Option("--days", min=0, help="Only those that died within so many days: the consumer's dead_letter_s."),
     ] = 7,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 if some are dead again.")] = False,
     actor: Annotated[str, ACTOR] = "",
@@ -109,7 +110,8 @@ def _wait_for(db: CommandSession, job: Job) -> Job:
         f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
         "`onefold dlq cancel`"
     )
-    with Progress(console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("redriven", total=job.failed_messages)
         while True:
             job = db.ask(job_of(db.dialect, job.id))

@@ -46,7 +46,9 @@ def list_command(
     reason: Annotated[str, REASON] = "",
     since: Annotated[str, SINCE] = "",
     until: Annotated[str, UNTIL] = "",
-    state: Annotated[State, typer.Option(help="Dead ones, or those that wait to be tried again.")] = State.DEAD,
+    state: Annotated[
+        State, typer.Option(help="Dead letters; or those that wait, for an attempt or an earlier message; or all.")
+    ] = State.DEAD,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
