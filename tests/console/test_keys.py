@@ -164,7 +164,7 @@ async def test_a_key_is_found_without_its_route_where_the_application_is_known(s
 
 async def test_without_the_application_a_route_is_asked_for(actor: Visitor) -> None:
     sent = await actor.submit("/keys", "/keys/find", principal="acme", route="", key="k")
-    assert (sent.status_code, "without the application (--app)" in text_of(sent)) == (400, True)
+    assert (sent.status_code, "the application (--app), which knows its routes" in text_of(sent)) == (400, True)
 
 
 async def test_neither_the_key_nor_its_principal_is_in_an_address(shop: Shop) -> None:
@@ -301,10 +301,10 @@ async def test_an_address_that_is_no_keys_is_not_found(actor: Visitor, names: st
     assert (await actor.get(f"/keys/{names}")).status_code == 404
 
 
-async def test_a_place_that_no_page_gave_is_told(actor: Visitor) -> None:
+async def test_a_position_that_no_page_gave_is_told(actor: Visitor) -> None:
     page = await actor.get("/keys?after=1'--")
     assert page.status_code == 400
-    assert "not a place in a list of keys" in text_of(page)
+    assert "not a position in a list of keys" in text_of(page)
 
 
 # The stored answer

@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from onefold._dynamodb.item_values import write_item
+from onefold._outbox.relay_session import RETRIES
 from onefold.dynamodb import DynamoEvent, DynamoRelay, DynamoTable
 from onefold.errors import BrokerUnavailable, MessageRefused, StoreUnavailable, TopicNotSubscribed
 from tests.dynamodb.requests import count, place
@@ -79,11 +80,13 @@ async def test_a_refused_event_stops_its_key_and_ends_as_a_dead_letter_that_can_
     )
     broker = Broker()
     broker.answers["bad"] = MessageRefused("too large")
-    relay = DynamoRelay(table, broker, attempts_max=2)
+    now = [1000.0]
+    relay = DynamoRelay(table, broker, attempts_max=2, lease_s=60, now_s=lambda: now[0])
     assert await relay.tick() == 1
     [first] = [message.json() for message in broker.sent]
     assert first == 3, "of another topic, and so of another stream"
     assert await relay.list_dead() == []
+    now[0] += RETRIES.cap_s
     await relay.tick()
     [dead] = await relay.list_dead()
     assert (dead.message.json(), dead.refused, dead.error) == (1, 2, "too large")
@@ -92,6 +95,33 @@ async def test_a_refused_event_stops_its_key_and_ends_as_a_dead_letter_that_can_
     await relay.tick()
     assert sorted(message.json() for message in broker.sent) == [1, 2, 3]
     assert await relay.list_dead() == []
+
+
+async def test_refusals_have_growing_pauses_and_hold_up_their_key_only(table: DynamoTable) -> None:
+    publish(table, "k1", DynamoEvent("bad", 1, key="a"), DynamoEvent("bad", 2, key="a"))
+    asked: list[Any] = []
+
+    class Counting(Broker):
+        async def publish(self, messages: Sequence[Any]) -> Sequence[Any]:
+            asked.extend(message.json() for message in messages)
+            return await super().publish(messages)
+
+    now = [1000.0]
+    broker = Counting()
+    broker.answers["bad"] = MessageRefused("too large")
+    relay = DynamoRelay(table, broker, attempts_max=9, now_s=lambda: now[0])
+    for second in range(60):  # a tick in each second: at 0, after at most 1, 2, 4, 8, 16 and 32 more
+        now[0] = 1000.0 + second
+        await relay.tick()
+    assert set(asked) == {1}, "what follows it waits"
+    assert 6 <= len(asked) <= 8
+    publish(table, "k2", DynamoEvent("bad", 3, key="b"))
+    await relay.tick()
+    assert asked[-1] == 3, "another key does not"
+    broker.answers.clear()
+    now[0] += RETRIES.cap_s
+    await relay.tick()
+    assert [message.json() for message in broker.sent if message.key == "a"] == [1, 2]
 
 
 @pytest.mark.parametrize("answer", [BrokerUnavailable("away"), TopicNotSubscribed("no queue yet")])
@@ -109,6 +139,18 @@ async def test_a_broker_that_is_away_and_a_topic_without_consumers_count_as_no_a
             assert isinstance(answer, BrokerUnavailable)
     broker.answers.clear()
     assert await relay.tick() == 1
+
+
+async def test_a_topic_without_consumers_is_logged_once_until_it_takes_something(
+    table: DynamoTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(table, "k1", DynamoEvent("t", 1), DynamoEvent("t", 2))
+    broker = Broker()
+    broker.answers["t"] = TopicNotSubscribed("no queue yet")
+    relay = DynamoRelay(table, broker)
+    for _ in range(2):
+        await relay.tick()
+    assert caplog.messages.count(f"events on t in table {table.name} are not sent yet: no queue yet") == 1
 
 
 async def test_what_cannot_leave_holds_up_nothing_behind_it(table: DynamoTable) -> None:
@@ -130,6 +172,26 @@ async def test_a_queue_that_is_away_holds_up_no_other_topic(table: DynamoTable) 
     assert sorted(message.json() for message in broker.sent) == [0, 1, 2, 3]
     broker.answers.clear()
     assert await relay.tick() == 9
+
+
+class Stumbling(Broker):
+    """A broker whose adapter fails on a message of this topic, and with it on all that are handed over together."""
+
+    async def publish(self, messages: Sequence[Any]) -> Sequence[Any]:
+        if any(message.topic == "odd" for message in messages):
+            raise ValueError("no such header")
+        return await super().publish(messages)
+
+
+async def test_an_event_on_which_the_brokers_adapter_fails_counts_as_refused_and_holds_up_no_other(
+    table: DynamoTable,
+) -> None:
+    publish(table, "k1", DynamoEvent("odd", 0), *(DynamoEvent("t", number) for number in range(4)))
+    broker = Stumbling()
+    relay = DynamoRelay(table, broker, attempts_max=1)
+    assert await relay.tick() == 4
+    [dead] = await relay.list_dead()
+    assert (dead.message.topic, dead.error) == ("odd", "the broker's adapter failed: ValueError: no such header")
 
 
 class RefusingUpdates(NotDeleting):
@@ -157,8 +219,11 @@ async def test_a_refused_event_that_has_no_room_for_its_error_ends_as_a_dead_let
     full = RefusingUpdates(client, "error")
     broker = Broker()
     broker.answers["big"] = MessageRefused("too large: " + "é" * 1000)
-    relay = DynamoRelay(DynamoTable(table.name, client=full, source="shop", shards=2), broker, attempts_max=2)
+    now = [1000.0]
+    broken = DynamoTable(table.name, client=full, source="shop", shards=2)
+    relay = DynamoRelay(broken, broker, attempts_max=2, now_s=lambda: now[0])
     assert await relay.tick() == 1
+    now[0] += RETRIES.cap_s
     assert await relay.tick() == 0
     [dead] = await relay.list_dead()
     assert (dead.message.topic, dead.refused, dead.error) == ("big", 2, None)

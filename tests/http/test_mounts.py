@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from flask import Flask
+from flask import Flask, request
 from starlette.applications import Starlette
 from starlette.routing import Host, Mount
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
@@ -131,9 +132,11 @@ async def test_applications_at_hosts_with_layers_of_their_own(once: AsyncOnefold
 # --- Flask and WSGI -----------------------------------------------------------------------------------------------
 
 
-def flask_shop(path: Path, stack: ExitStack, name: str, **settings: Any) -> Flask:
+def flask_shop(
+    path: Path, stack: ExitStack, name: str, *, earlier_records: bool | None = None, **settings: Any
+) -> Flask:
     app = Flask(name)
-    once = Onefold(str(path), principal=account_of)
+    once = Onefold(str(path), principal=account_of, earlier_records=earlier_records)
     stack.callback(once.close)
 
     @app.post("/pay")
@@ -148,6 +151,34 @@ def flask_shop(path: Path, stack: ExitStack, name: str, **settings: Any) -> Flas
 def asked_of(app: Any, path: str, **more: Any) -> tuple[int, str, bool]:
     answer = Client(app).post(path, headers=ASKING, json={"cents": 5}, **more)
     return answer.status_code, answer.text, "Idempotent-Replayed" in answer.headers
+
+
+@pytest.mark.parametrize(("earlier_records", "status"), [(None, 200), (True, 409)])
+def test_one_key_below_two_wsgi_mounts_at_once(
+    sqlite_path: Path, closing_all: ExitStack, earlier_records: bool | None, status: int
+) -> None:
+    """What onefold 0.1 locks for a payload does not tell WSGI mounts apart: where it may run, the second one has to
+    come later, and it never gets the other's answer."""
+    app = Flask("shop")
+    once = Onefold(str(sqlite_path), principal=account_of, earlier_records=earlier_records)
+    closing_all.callback(once.close)
+    seen: list[tuple[int, str, bool]] = []
+
+    def ask_below_us() -> tuple[int, str, bool]:
+        return asked_of(app, "/pay", environ_overrides={"SCRIPT_NAME": "/us"})
+
+    @app.post("/pay")
+    @once.idempotent(writes=False)
+    def pay() -> str:
+        if request.script_root == "/eu":
+            with ThreadPoolExecutor(1) as elsewhere:
+                seen.append(elsewhere.submit(ask_below_us).result())
+        return request.script_root
+
+    once.install(app)
+    assert asked_of(app, "/pay", environ_overrides={"SCRIPT_NAME": "/eu"}) == (200, "/eu", False)
+    assert [answer[0] for answer in seen] == [status]
+    assert ask_below_us() == (200, "/us", status == 200)
 
 
 def test_two_wsgi_mounts_do_not_answer_each_others_retries(sqlite_path: Path, closing_all: ExitStack) -> None:
@@ -226,9 +257,9 @@ def test_names_begin_with_the_host_and_the_prefix(mount: str, template: str, nam
 
 
 def test_the_operations_of_a_place() -> None:
-    assert operations_of("POST", "/eu/o/{id}", None, mounted=True) == ("POST /eu/o/{}",)
-    assert operations_of("POST", "/eu/o/{id}", "pay", mounted=True) == ("POST pay", "POST /eu/o/{}")
-    assert operations_of("POST", "//<tenant>.*/pay", None, mounted=True) == ("POST //{}.*/pay",)
+    assert operations_of("POST", "/eu/o/{id}", None, release=False) == ("POST /eu/o/{}",)
+    assert operations_of("POST", "/eu/o/{id}", "pay", release=False) == ("POST pay", "POST /eu/o/{}")
+    assert operations_of("POST", "//<tenant>.*/pay", None, release=False) == ("POST //{}.*/pay",)
 
 
 def store_as_0_1(path: Path, asked_path: str, operation: str = "POST /pay") -> None:
@@ -262,7 +293,7 @@ async def test_a_record_of_0_1_is_found_below_its_own_mount_only(sqlite_path: Pa
 async def test_a_record_of_0_1_is_found_below_its_mount_by_the_name_its_parameter_had(
     sqlite_path: Path, operation: str, replayed: bool
 ) -> None:
-    once = AsyncOnefold(str(sqlite_path), principal=account_of)
+    once = AsyncOnefold(str(sqlite_path), principal=account_of, earlier_records=True)
     await once.migrate()
     store_as_0_1(sqlite_path, "/eu/pay/17", "POST /pay/{id}")
     inner, app = FastAPI(), FastAPI()
@@ -281,7 +312,7 @@ async def test_a_record_of_0_1_is_found_below_its_mount_by_the_name_its_paramete
 def test_a_record_of_0_1_that_may_be_of_another_wsgi_mount_is_neither_replayed_nor_run_again(
     sqlite_path: Path, closing_all: ExitStack
 ) -> None:
-    app = flask_shop(sqlite_path, closing_all, "shop")
+    app = flask_shop(sqlite_path, closing_all, "shop", earlier_records=True)
     assert asked_of(app, "/pay", environ_overrides={"SCRIPT_NAME": "/migrates"})[0] == 200
     store_as_0_1(sqlite_path, "/pay")
     for prefix, status in (("/eu", 409), ("/us", 409), ("", 200)):

@@ -202,6 +202,17 @@ async def test_an_authorize_that_returns_something_else_lets_nobody_in(shop: Sho
     assert "returned a str" in broken.text
 
 
+@pytest.mark.parametrize(
+    ("found", "said"), [(42, "returned a value of type int"), (b"acme", "returned a value of type bytes")]
+)
+async def test_a_principal_that_is_not_a_text_is_told_how_to_become_one(shop: Shop, found: object, said: str) -> None:
+    broken = await ask(shop(principal=lambda request: found), None)
+    assert (broken.status_code, problem(broken)) == (500, "authentication-broken")
+    assert said in broken.text
+    assert "str(user.id)" in broken.text
+    assert str(found) not in broken.text
+
+
 async def test_a_principal_may_read_the_body_and_leaves_it_to_the_handler(sqlite_path: Path) -> None:
     once = AsyncOnefold(sqlite_path)
     app = FastAPI()

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from onefold import AsyncOnefold, Onefold, single_principal
+from onefold._http.reaper import reap_again_and_again
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Event, Reaped
 from tests.http.stages import calling
@@ -122,6 +123,28 @@ def test_a_failure_is_logged_and_the_next_turn_succeeds(sqlite_path: Path, caplo
             logging.getLogger("onefold.requests").removeHandler(handler)
     once.close()
     assert any("expired records could not be deleted" in record.message for record in caplog.records)
+
+
+async def test_a_turn_that_is_cancelled_elsewhere_is_logged_and_does_not_end_the_reaping(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where a future of the driver's is cancelled: the task itself goes on, and still ends when it is cancelled."""
+    turns, reaped = 0, asyncio.Event()
+
+    async def reap() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 1:
+            raise asyncio.CancelledError
+        reaped.set()
+
+    reaping = asyncio.create_task(reap_again_and_again(reap, 0.01))
+    async with asyncio.timeout(PATIENCE_S):
+        await reaped.wait()
+    assert "expired records could not be deleted: something that was waited for was cancelled elsewhere" in caplog.text
+    reaping.cancel()
+    await asyncio.wait([reaping])
+    assert reaping.cancelled()
 
 
 class _Telling(logging.Handler):

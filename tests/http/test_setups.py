@@ -303,10 +303,10 @@ def test_two_onefolds_on_an_application_are_refused_naming_both(once: AsyncOnefo
 def test_installing_twice_is_refused(once: AsyncOnefold, threads: Onefold) -> None:
     app, views = FastAPI(), flask.Flask("shop")
     once.install(app)
-    with pytest.raises(ConfigurationError, match=r"AsyncOnefold\(.*\) is installed.* already"):
+    with pytest.raises(ConfigurationError, match=r"AsyncOnefold\(.*\) is installed.* already: once is enough"):
         once.install(app)
     threads.install(views)
-    with pytest.raises(ConfigurationError, match=r"Onefold\(.*\) is installed.* already"):
+    with pytest.raises(ConfigurationError, match=r"Onefold\(.*\) is installed.* already: once is enough"):
         threads.install(views)
 
 

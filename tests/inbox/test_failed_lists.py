@@ -71,7 +71,7 @@ async def test_letters_that_died_in_one_moment_are_listed_once_each(buried: Back
 
 @pytest.mark.parametrize("after", ["", "x-m1", "-m1", "1" * 19 + "-m1"])
 async def test_a_place_that_no_page_gave_is_refused(backend: Backend, after: str) -> None:
-    with pytest.raises(ConfigurationError, match="not a place in a list"):
+    with pytest.raises(ConfigurationError, match="not a position in a list"):
         await backend.flow(list_dead(backend.dialect, ALL, after=after))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -294,3 +295,19 @@ async def test_a_savepoint_of_a_task_says_how_to_use_it(address: Any) -> None:
         await pay_async(executor, 1)
 
     assert await on_a_task(address, work) == 1
+
+
+def test_transactions_that_are_open_at_once_need_no_dictionary(sqlite_path: Path) -> None:
+    """A class has room for what its first instances have from their beginning. Requests that arrive together are many
+    instances before the first of them gets on: what that would have later, all others would get a dictionary for."""
+
+    class Fresh(OwnedTransaction[Any]):
+        """None of it has been made in this process."""
+
+    executor: ThreadExecutor[Any] = ThreadExecutor(sync_database(sqlite_path))
+    tx = [Fresh(executor) for _ in range(100)][-1]
+    tx.open("POST /orders", dict, (b"digest", "key"))
+    tx.end(None)
+    tx.note_commit()
+
+    assert not [found for found in gc.get_referents(tx) if type(found) is dict]

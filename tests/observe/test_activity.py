@@ -132,7 +132,7 @@ def test_a_database_that_stays_away_costs_the_oldest_counts_and_no_memory(
     assert min(count.since_s for count in taken if count.span_s == MINUTE_S) == NOON_S + 12 * MINUTE_S
     assert [count.amount for count in taken if count.span_s == HOUR_S] == [20], "the hour has them all"
     assert [count.amount for count in taken if count.span_s == QUARTER_DAY_S] == [20]
-    assert "1 counts that the database did not take are left out" in caplog.text
+    assert "1 counts were dropped, the oldest first: the database has not taken them" in caplog.text
     assert sum(map(len, counts._spans.values())) <= 10, "nor is kept what such a count had come to"
 
 

@@ -16,7 +16,7 @@ from tests.worker.consuming import until
 
 def waiting(app: object) -> int:
     assert isinstance(app, SheddingMiddleware)
-    return app._reception.queue.waiting
+    return app._controller.queue.waiting
 
 
 async def test_shed_requests_limits_and_queue_times_are_measured(measured: Measured) -> None:

@@ -43,6 +43,7 @@ from onefold.telemetry import (
     WorkIsParked,
 )
 from tests.cli.commands import onefold
+from tests.examples.forked_services import fork_service
 from tests.observe.prometheus_watch import ToldPage, Watch
 from tests.observe.test_alerts import CAUSES
 from tests.support.patience import PATIENCE_S
@@ -123,7 +124,7 @@ class Shop:
             "PROCESSOR_URL": self.processor_url,
             "SHOP_MEASURE_S": "0.5",
         }
-        self.processes = stack.enter_context(Processes(directory, environment))
+        self.processes = stack.enter_context(Processes(directory, environment, fork_service))
         self.processes.run(sys.executable, "-m", "examples.shop.migrate", ORDERS, PAYMENTS)
         headers = {"authorization": f"Bearer {API_KEY}", "correlation-id": "1"}
         self.client = httpx.AsyncClient(base_url=self.orders_url, headers=headers, timeout=PATIENCE_S)

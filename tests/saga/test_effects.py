@@ -221,7 +221,7 @@ async def test_an_undo_of_what_effects_did_not_apply_is_refused(tmp_path: Path) 
 def test_wrong_uses_are_told(tmp_path: Path) -> None:
     once = Onefold(tmp_path / "shop.db", principal=single_principal)
     effects = Effects(once)
-    with pytest.raises(ConfigurationError, match="needs an Onefold"):
+    with pytest.raises(ConfigurationError, match="needs a Onefold"):
         Effects("shop.db")  # type: ignore[arg-type]
 
     async def asynchronous(tx: Any) -> None: ...

@@ -14,7 +14,7 @@ from restate import TerminalError
 from temporalio.exceptions import ApplicationError
 
 from onefold.sagas import Compensated, Saga, saga
-from tests.saga.conformance.cases import compensated, retry, seen, until
+from tests.saga.conformance.cases import compensated, recorded, retry, seen, until
 from tests.saga.conformance.sagas import (
     QUICK,
     RETRY,
@@ -78,7 +78,7 @@ async def transacting(s: Saga, o: dict[str, Any]) -> None:
 async def test_a_definition_that_changed_under_a_running_saga_stops_it(opener: Opener, saga_id: str) -> None:
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book"})
-        await seen(saga_id, "reserve")
+        await recorded(engine, saga_id, "reserve")
     async with opener([changed]) as engine:
         await engine.signal(saga_id, "paid", 1)
         status = await until(engine, saga_id, "stopped")
@@ -93,7 +93,7 @@ async def test_a_definition_that_changed_under_a_running_saga_stops_it(opener: O
 async def test_a_saga_that_is_not_served_any_more_stops(opener: Opener, saga_id: str) -> None:
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book"})
-        await seen(saga_id, "reserve")
+        await recorded(engine, saga_id, "reserve")
     async with opener([order]) as engine:
         await engine.signal(saga_id, "paid", 1)
         status = await until(engine, saga_id, "stopped")
@@ -129,7 +129,7 @@ async def test_a_step_that_takes_longer_than_the_stop_is_run_again_elsewhere(ope
 async def test_a_timer_and_a_wait_survive_the_process(opener: Opener, saga_id: str) -> None:
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book", "sleep_s": 0.5})
-        await seen(saga_id, "reserve")
+        await recorded(engine, saga_id, "reserve")
     async with opener([patient]) as engine:
         await engine.signal(saga_id, "paid", 1)
         assert await engine.result(saga_id, timeout_s=PATIENCE_S) == 1
@@ -261,7 +261,7 @@ async def test_a_signal_waits_for_the_process_that_is_not_there(
     monkeypatch.setattr("onefold._engines.restate.restate_api._SERVED_S_MAX", 0.2)
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book"})
-        await seen(saga_id, "reserve")
+        await recorded(engine, saga_id, "reserve")
     async with opener([patient], serve=False) as engine:
         await engine.signal(saga_id, "paid", "card")
     async with opener([patient]) as engine:

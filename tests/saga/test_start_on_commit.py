@@ -157,6 +157,6 @@ async def test_what_cannot_be_started_is_refused_where_it_is_written(engine: Mem
             start_on_commit(tx, order, "a b", {})
         with pytest.raises(ResultNotSerializable):
             start_on_commit(tx, order, "a", unstorable)
-    with pytest.raises(ConfigurationError, match="needs an Onefold"):
+    with pytest.raises(ConfigurationError, match="needs a Onefold"):
         engine.consume_starts("shop.db")
     once.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, product
 from typing import Any, TypeVar
 
 import flask
@@ -28,7 +29,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 INSERT = text("INSERT INTO orders (item, tenant) VALUES (:item, 'acme')")
 
 
-@pytest.fixture(params=["sync-sqlite", "sync-postgres", "async-sqlite", "async-postgres", "async-psycopg"])
+STAGES = ("sync-sqlite", "sync-postgres", "async-sqlite", "async-postgres", "async-psycopg")
+
+#: The answer's status, the key, by what the straggler writes, and what it does.
+ENDS = tuple(product((200, 404, 503), ("k-1", None), ("connection", "session"), ("execute", "rollback")))
+#: With each two values of different columns in one of them. The others are about the end of a request, which is the
+#: same on every database: SQLite has them all, and `make soak` the servers.
+PAIRWISE = (
+    (200, "k-1", "connection", "execute"),
+    (200, None, "session", "rollback"),
+    (404, "k-1", "session", "rollback"),
+    (404, None, "connection", "execute"),
+    (503, "k-1", "session", "execute"),
+    (503, None, "connection", "rollback"),
+)
+
+
+def ends() -> list[Any]:
+    return [
+        pytest.param(stage, *end, marks=() if stage.endswith("sqlite") or end in PAIRWISE else pytest.mark.soak)
+        for stage, end in product(STAGES, ENDS)
+    ]
+
+
+def test_each_two_values_of_an_end_meet_on_every_database() -> None:
+    def pairs(chosen: Iterable[tuple[object, ...]]) -> set[object]:
+        return {pair for end in chosen for pair in combinations(enumerate(end), 2)}
+
+    assert pairs(PAIRWISE) == pairs(ENDS)
+
+
+@pytest.fixture
 async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     async with staged(request, request.param) as stage:
         yield stage
@@ -148,10 +179,7 @@ async def post(app: Any, path: str, *, key: str | None) -> int:
         return int((await client.post(path, key=key)).status_code)
 
 
-@pytest.mark.parametrize("what", ["execute", "rollback"])
-@pytest.mark.parametrize("by", ["connection", "session"])
-@pytest.mark.parametrize("key", ["k-1", None])
-@pytest.mark.parametrize("status", [200, 404, 503])
+@pytest.mark.parametrize(("stage", "status", "key", "by", "what"), ends(), indirect=["stage"])
 async def test_what_a_handler_left_running_executes_nothing(
     stage: Stage, status: int, key: str | None, by: str, what: str
 ) -> None:
@@ -179,6 +207,7 @@ async def test_what_a_handler_left_running_executes_nothing(
     assert stage.items() == (["tea"] if status == 200 else [])
 
 
+@pytest.mark.parametrize("stage", STAGES, indirect=True)
 @pytest.mark.parametrize("status", [404, 503])
 async def test_a_statement_on_its_way_when_the_handler_ends_is_waited_for(
     stage: Stage, status: int, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from starlette.routing import Host, Mount, Router
 
 from onefold import AsyncOnefold, Keyring, Onefold, single_principal
 from onefold import Request as HttpRequest
+from onefold._app.completion import completion_of
 from onefold._http.repeated_requests import RequestRepeater
 from onefold._http.request import Request as PlainRequest
 from onefold._http.stored_request import KEPT, read_request, write_request
@@ -509,6 +510,39 @@ async def test_a_block_on_asyncio_does_the_same_and_ends(address: str, place: Pl
         async with accounts.once.completing(every_s=0.05, **NOW):
             await asyncio.to_thread(wait_until, lambda: place.works_left() == 0)
         assert (await client.post(**POSTED)).headers["idempotent-replayed"] == "true"
+    await accounts.once.close()
+
+
+class CancelledFirst:
+    """A database, a future of whose driver is cancelled elsewhere the first time."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.dialect = database.dialect
+        self.asked = 0
+
+    async def acquire(self) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            raise asyncio.CancelledError
+        return await self._database.acquire()
+
+    async def close(self) -> None: ...
+
+
+async def test_a_round_that_is_cancelled_elsewhere_does_not_end_the_completer(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    accounts, stop = Accounts(address, lets_through=True), asyncio.Event()
+    database = CancelledFirst(accounts.once._for_workers())
+    completing = asyncio.create_task(completion_of(accounts.once, {}).until(stop, database, 0.02))
+    async with asyncio.timeout(PATIENCE_S):
+        while database.asked < 2:
+            assert not completing.done()
+            await asyncio.sleep(0.01)
+        stop.set()
+        await completing
+    assert "a round of the completer failed: something that was waited for was cancelled elsewhere" in caplog.text
     await accounts.once.close()
 
 

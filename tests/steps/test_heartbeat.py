@@ -252,6 +252,43 @@ async def test_on_asyncio_a_held_work_is_renewed_and_one_that_was_taken_over_is_
         await database.close()
 
 
+class CancelledFirst:
+    """A driver, a future of which is cancelled elsewhere: what awaits it gets a CancelledError that is not its own."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.dialect = database.dialect
+        self.asked = 0
+
+    async def acquire(self) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            raise asyncio.CancelledError
+        return await self._database.acquire()
+
+    async def close(self) -> None: ...
+
+
+async def test_on_asyncio_a_beat_that_is_cancelled_elsewhere_is_tried_again(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = async_database(place.address)
+    heartbeat = TaskHeartbeat(CancelledFirst(database))
+    try:
+        work = await asyncio.to_thread(claim, place)
+        before = await asyncio.to_thread(ends, place)
+        heartbeat.hold(work)
+
+        async def renewed() -> bool:
+            return await asyncio.to_thread(later, place, before)
+
+        await wait_until_async(renewed, "a renewed lease")
+    finally:
+        await heartbeat.close()
+        await database.close()
+    assert "could not be renewed: something that was waited for was cancelled elsewhere" in caplog.text
+
+
 def test_on_asyncio_each_loop_has_its_own_and_a_loop_that_ends_leaves_nothing_behind(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

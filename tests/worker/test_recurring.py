@@ -210,8 +210,8 @@ async def test_the_rule_of_the_process_that_was_started_last_holds(
             assert await fire(*old) is None
     assert await stage.ask(old[0], "SELECT id FROM onefold_outbox") == []
     assert [record.message for record in caplog.records] == [
-        "recurring event 'report' is left to a process that was started later and has another rule for it: "
-        "0 7 * * * Europe/Berlin (here 0 6 * * * UTC)"
+        "recurring event 'report' is not published by this process: one that was started later has another rule for "
+        "it, 0 7 * * * Europe/Berlin (here 0 6 * * * UTC)"
     ]
     await fire(*new)
     assert await stage.ask(old[0], "SELECT id FROM onefold_outbox") == [(event_id("shop", "report", due_ms),)]

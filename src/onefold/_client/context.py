@@ -120,8 +120,8 @@ def intent(name: str) -> Iterator[str]:
         yield key
     if not block.used:
         _log.warning(
-            "intent %r: no call of a retrying client was made in its block, so its key is in no journal, and there is "
-            "another key after a restart. Where the key is handed to another client, use `with retrying.intent(%r) as "
-            "key`, which journals it; a thread pool does not see the block unless it is handed the context "
-            "(contextvars.copy_context)", name, name,
+            "intent %r: its block ended without a call by a retrying client, so its key is in no journal, and after a "
+            "restart the intent gets another one. Where the key is handed to another client, use `with "
+            "retrying.intent(%r) as key`, which journals it; a thread pool sees the block only if it is handed the "
+            "context (contextvars.copy_context)", name, name,
         )  # fmt: skip

@@ -21,8 +21,8 @@ def log_retry(host: HostHealth, failure: str, decision: RetryAfter, now: float) 
     if not host.troubled:
         host.troubled = True
         _log.warning(
-            "%s: an attempt failed (%s); it is retried in %.2f s, and so are the calls that follow", host.name, failure,
-            decision.wait_s, extra=log_extra("client.retrying"),
+            "%s: an attempt failed (%s), and is retried in %.2f s; further retries are not logged until calls succeed "
+            "again", host.name, failure, decision.wait_s, extra=log_extra("client.retrying"),
         )  # fmt: skip
 
 
@@ -52,8 +52,8 @@ def log_layers(host: HostHealth) -> None:
     if not host.layered:
         host.layered = True
         _log.warning(
-            "calls of %s are retried, and so is what they call: attempts would multiply, so this layer does not "
-            "try again what the other has given up. Keep one of the two: the one next to the network",
+            "%s: its calls are retried by two layers, and attempts would multiply: what the inner layer has given up, "
+            "the outer one does not try again. Keep one of the two, the one next to the network",
             host.name,
         )
 

@@ -70,7 +70,10 @@ def plan_search(principal: str, route: str, key: str, known: Mapping[str, Policy
     method, _, template = route.strip().partition(" ")
     method = method.upper()
     if not route and not known:
-        raise NotSearchable("Give the route: without the application (--app) its routes are not known here.")
+        raise NotSearchable(
+            "Give the route (POST /orders; --route on the command line), or the application (--app), which knows its "
+            "routes."
+        )
     if route and (method not in METHODS or not template.strip()):
         raise NotSearchable("The route is a method and a path, as in POST /orders/{id}.")
     if not principal or len(principal) > _PRINCIPAL_CHARS_MAX:

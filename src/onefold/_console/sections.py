@@ -87,7 +87,9 @@ class ConsoleParts:
         try:
             await run_flow(self.once, partial(write_audit, actor=actor, action=SIGN_OUT, details=details))
         except OnefoldError as error:
-            log.warning("console: %s signed out of this process only, the audit has no line of it: %s", actor, error)
+            log.warning(
+                "console: %s signed out of this process only, and the audit has no entry of it: %s", actor, error
+            )
 
     async def _is_signed_out(self, session: str) -> bool:
         about = {"session": session_id(session)}

@@ -188,15 +188,16 @@ class _HeldExchange:
     is settled. What it sends is held back until it is whole and committed, or too large to be kept.
     """
 
-    _start: Message | None = None
-    _waited_for: asyncio.Event | None = None
-    settled = False
-
     def __init__(self, guarded: GuardedRequest[TaskExecutor[Any]], body: bytes, receive: Receive, send: Send) -> None:
         self._guarded = guarded
         self._body: bytes | None = body
         self._receive = receive
         self._send = send
+        self._start: Message | None = None
+        self._waited_for: asyncio.Event | None = None
+        self.settled = False
+        self._parts: list[bytes] = []
+        self._bytes = 0
 
     async def receive(self) -> Message:
         if self._body is not None:
@@ -223,7 +224,7 @@ class _HeldExchange:
             await self._send(message)
         elif kind == "http.response.start":
             self._start = message
-            self._parts: list[bytes] = []  # none of an answer that was begun and given up
+            self._parts = []  # none of an answer that was begun and given up
             self._bytes = 0
         elif kind == "http.response.body" and start is not None:
             part = message.get("body", b"")
@@ -232,7 +233,7 @@ class _HeldExchange:
             self._bytes += len(part)
             too_large = self._bytes > guarded.policy.response_bytes_max
             if not more or too_large:
-                await self._finish(start, kept=not too_large, more=more)
+                await self._finish(start, whole=not too_large, more=more)
         else:
             await self._send(message)
 
@@ -241,13 +242,13 @@ class _HeldExchange:
         ends = message["type"] == "http.response.body" and not message.get("more_body", False)
         return ends and self._start is not None and self._start["status"] < 500
 
-    async def _finish(self, start: Message, *, kept: bool, more: bool) -> None:
+    async def _finish(self, start: Message, *, whole: bool, more: bool) -> None:
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
         guarded, status, body = self._guarded, start["status"], b"".join(self._parts)
         if guarded.condition is not None:
             added = guarded.condition.headers_for(status, headers)
             start, headers = {**start, "headers": [*start.get("headers", ()), *added]}, headers + added
-        instead = await run_async(guarded.finish(Response(status, headers, body), kept=kept), guarded.executor)
+        instead = await run_async(guarded.finish(Response(status, headers, body), whole=whole), guarded.executor)
         self.settle()
         if guarded.trace is not None:
             guarded.trace.end(status if instead is None else instead.status)

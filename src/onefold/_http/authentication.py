@@ -237,8 +237,8 @@ def _read_principal(asked: Question, found: Any, request: Request, template: str
             "The application found no principal in this request, and each key belongs to one. Authenticate and retry."
         )
     raise AuthenticationBroken(
-        f"the {asked.name} returned a {type(found).__qualname__}; it must return a string that stays the same for the "
-        "same account, tenant or user, or None for a request without one"
+        f"the {asked.name} returned a value of type {type(found).__qualname__}; it must return a string that stays the "
+        "same for the same account, tenant or user (for a number str(user.id)), or None for a request without one"
     )
 
 

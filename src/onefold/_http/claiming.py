@@ -36,12 +36,12 @@ async def take_slot(quota: Quota, principal: str, *, may_record: bool) -> QuotaS
         return found
     if found is None:
         raise TooManyRequests(
-            "You have as many requests in flight as you may have. Nothing was done. Retry when one of them is done.",
+            "You have reached your limit of requests in flight. Nothing was done. Retry when one of them has ended.",
             retry_after_s=1,
         )
     raise TooManyRequests(
-        "You have made as many new requests as you may make in an hour. Nothing was done. Retries of earlier requests "
-        "are still answered.",
+        "You have reached your limit of new requests per hour. Nothing was done. Retries of earlier requests are still "
+        "answered.",
         retry_after_s=found,
     )
 
@@ -49,7 +49,7 @@ async def take_slot(quota: Quota, principal: str, *, may_record: bool) -> QuotaS
 async def take_slot_or_release(
     store: Store, ask: Ask, run: Run, quota: Quota, principal: str, keyed: bool
 ) -> QuotaSlot:
-    """`take_slot` for a request that has its claim, which it loses where there is no place."""
+    """`take_slot` for a request that has its claim, which it loses where there is no slot."""
     try:
         return await take_slot(quota, principal, may_record=keyed)
     except TooManyRequests:

@@ -68,29 +68,6 @@ _log = logging.getLogger("onefold.requests")
 class GuardedRequest(RefusedRequest, Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
-    # How each begins: most requests change little of this.
-    _ask: Ask | None = None
-    _body = b""
-    _run: Run | None = None
-    _token: Token[GuardedRequest[Any] | None] | None = None
-    #: The digest of the record that it will have, and its key.
-    record_name: tuple[bytes, str] | None = None
-    #: Its work and its steps, where its handler works in some: from the claim on, and from the handler's start on.
-    work: RequestWork | None = None
-    steps: RequestSteps | None = None
-    condition: RequestCondition | None = None
-    #: What the handler raised, if it did. An exception handler of the application may have answered since.
-    raised: BaseException | None = None
-    #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
-    stream_error: Exception | None = None
-    over = False
-    #: Its slot among the requests of its principal, where that has a quota. It is given back on every way out.
-    quota_slot: QuotaSlot | None = None
-    #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
-    sent: int | None = None
-    #: Background tasks of before its final status was known, which run after the response: see `background`.
-    followed_by: Sequence[tuple[Context, Callable[[], Awaitable[object]]]] = ()
-
     def __init__(
         self, guard: RequestGuard, request: Request, route: Route, key: str | None, key_ms: int | None, executor: E
     ) -> None:
@@ -107,6 +84,29 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
         self.entered = not guard.decorated
+        # The rest of it, too, is written here and not its class's default: see `Transaction`.
+        self.trace, self._began = None, 0.0
+        self._ask: Ask | None = None
+        self._body = b""
+        self._run: Run | None = None
+        self._token: Token[GuardedRequest[Any] | None] | None = None
+        #: The digest of the record that it will have, and its key.
+        self.record_name: tuple[bytes, str] | None = None
+        #: Its work and its steps, where its handler works in some: from the claim on, and from the handler's start on.
+        self.work: RequestWork | None = None
+        self.steps: RequestSteps | None = None
+        self.condition: RequestCondition | None = None
+        #: What the handler raised, if it did. An exception handler of the application may have answered since.
+        self.raised: BaseException | None = None
+        #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
+        self.stream_error: Exception | None = None
+        self.over = False
+        #: Its slot among the requests of its principal, where that has a quota. It is given back on every way out.
+        self.quota_slot: QuotaSlot | None = None
+        #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
+        self.sent: int | None = None
+        #: Background tasks of before its final status was known, which run after the response: see `background`.
+        self.followed_by: Sequence[tuple[Context, Callable[[], Awaitable[object]]]] = ()
 
     def __enter__(self) -> None:
         source: Any = self.request.source  # ours to write to: the scope, or the environ
@@ -173,7 +173,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
             if key is None:
                 ask = unkeyed_ask(self.operation, policy.lease_s, policy.isolation)
             else:
-                ask = ask_of(self.request, self._route, guard.naming, principal, key, self._key_ms, body)
+                naming = guard.naming.known or await guard.naming.find()
+                ask = ask_of(self.request, self._route, naming, principal, key, self._key_ms, body)
                 self.record_name = (ask.digest, key)
             self._ask = ask
             if policy.steps and guard.stepped is not None:
@@ -256,10 +257,10 @@ class GuardedRequest(RefusedRequest, Generic[E]):
             self.over = True
             return self._refuse(error)
 
-    async def finish(self, response: Response, *, kept: bool = True) -> Response | None:
+    async def finish(self, response: Response, *, whole: bool = True) -> Response | None:
         """The handler answered; commit, then let the answer go. None: it may go as it is.
 
-        With `kept` false the body is only the beginning of what the handler sends, and is not stored.
+        With `whole` false the body is only the beginning of what the handler sends, and is not stored.
         """
         run, ask, error = self._run, self._ask, self.raised
         if run is None or ask is None:  # unprotected, because the route says so
@@ -287,8 +288,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
             if keep_rows and self._guard.development and self.policy.writes and self.steps is None:
                 check_used(self.tx, self.operation, status)
             answer = make_answer(
-                response, ask, self._guard.new_run_id(), kept=kept, headers_kept=self.policy.headers_kept,
-                sealer=self._guard.reading.sealer, span=self.trace.span.carrier() if self.trace else {},
+                response, ask, self._guard.new_run_id(), whole=whole, headers_kept=self.policy.headers_kept,
+                sealer=self._guard.naming.reading.sealer, span=self.trace.span.carrier() if self.trace else {},
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
@@ -302,13 +303,13 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         try:
             lost_to = await commit(
                 self.tx, lambda events: self._store.settle(ask, run, answer, keep_rows=keep_rows, also=events),
-                keep_rows=keep_rows, kept=rows_kept,
+                keep_rows=keep_rows, rows_kept=rows_kept,
             )  # fmt: skip
         except OnefoldError as error:
             return await self._answer_uncommitted(error, status)
         finally:  # also where it was interrupted after COMMIT, in a hook or while the cache was told
             if self._guard.listener is not None and self.tx.settled:
-                self._emit_settled(status, kept)
+                self._emit_settled(status, whole)
         return None if lost_to is None else self._answer(lost_to)
 
     async def _answer_uncommitted(self, error: OnefoldError, status: int) -> Response | None:
@@ -383,7 +384,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 self._emit_claimed("replay")
                 try:
                     self._link_to(record)
-                    answer = make_replay(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
+                    answer = make_replay(record, headers_kept=self.policy.headers_kept, reading=guard.naming.reading)
                     return fit_encoding(answer, self.request.headers, tags_state=self.policy.conditional is not None)
                 except OnefoldError as unreadable:
                     return guard.log_and_refuse(unreadable, self.request, self.operation)

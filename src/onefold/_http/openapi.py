@@ -176,5 +176,5 @@ def _problems(policy: Policy) -> Problems:
         if policy.conditional.required:
             found["428"] = ("The request has neither If-Match nor If-None-Match", None)
     if policy.quota is not None:
-        found["429"] = ("The caller has as many requests as it may have", _RETRY_AFTER)
+        found["429"] = ("The caller has reached its limit of requests", _RETRY_AFTER)
     return found

@@ -69,10 +69,12 @@ REAPED_ELSEWHERE = Reaping(None)
 
 async def reap_again_and_again(reap: Reap, every_s: float) -> None:
     """Until it is cancelled. Processes that were started together do not reap together."""
+    from onefold._kernel.foreign_cancellations import resist  # for applications that have started
+
     while True:
         await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
         try:
-            await reap()
+            await resist(reap())
         except Exception as error:
             _log_failure(error, every_s)
 

@@ -39,13 +39,13 @@ def describe_request(request: Request, operation: str, key: str | None) -> dict[
 class ReportedRequest:
     """A request, as far as it is told of."""
 
-    _began = 0.0
+    _began: float
     _guard: RequestGuard
     _key: str | None
     _route: Route
     operation: str
     request: Request
-    trace: RequestTrace | None = None
+    trace: RequestTrace | None
     """Its span, where traces are made."""
 
     def admit(self, body: bytes) -> Flow[Response | None]:
@@ -99,13 +99,13 @@ class ReportedRequest:
             if self.trace is not None:
                 self.trace.note_end("released", reason)
 
-    def _emit_settled(self, status: int, kept: bool) -> None:
+    def _emit_settled(self, status: int, body_kept: bool) -> None:
         if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, Settled(self.operation, status, kept, monotonic_s() - self._began))
+            tell(self._guard.listener, Settled(self.operation, status, body_kept, monotonic_s() - self._began))
             if self.trace is not None:
                 self.trace.note_end("stored")
 
     def _link_to(self, record: Record) -> None:
         """The request is answered with this record: its span is linked to the one that the record was made in."""
         if self.trace is not None:
-            self.trace.span.link(read_span(record, self._guard.reading))
+            self.trace.span.link(read_span(record, self._guard.naming.reading))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
+from onefold._http.earlier_release import ApplicationNaming
 from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.idempotency_key import generated_ms, read_key
 from onefold._http.problems import problem
 from onefold._http.reported_request import describe_request
 from onefold._http.request import Request, Response, lines_of
-from onefold._http.request_identity import NAMING, Naming
 from onefold._http.route_policy import Policy, Route
-from onefold._http.stored_response import READING, Reading, new_run_id
+from onefold._http.stored_response import new_run_id
 from onefold._idempotency.retention import Reaps
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
@@ -66,8 +66,7 @@ class RequestGuard:
     cache."""
     outbox: Callable[[], Outgoing] = no_outbox
     sessions: Sessions | None = None
-    naming: Naming = NAMING
-    reading: Reading = READING
+    naming: ApplicationNaming = field(default_factory=ApplicationNaming)
     listener: Listener | None = None
     tracer: Tracer | None = None
     described_by: str | None = None

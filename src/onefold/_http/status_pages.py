@@ -144,7 +144,7 @@ class Pages:
             method, template = own.split(" ", 1)
             route = Route(template, policy, mount=mount)
             found = Status("unknown")
-            for scope in scopes_of(principal, method, route, self.guard.naming):
+            for scope in scopes_of(principal, method, route, await self.guard.naming.find()):
                 found = await self.guard.store_of(policy).status(scope.digest(key))
                 if found.state != "unknown":
                     break

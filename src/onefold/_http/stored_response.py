@@ -6,7 +6,7 @@ Headers are an allow-list: what is not named here or by the route (cookies, chal
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from os import urandom
 from typing import NamedTuple
@@ -61,12 +61,12 @@ def make_answer(
     ask: Ask,
     run_id: bytes,
     *,
-    kept: bool,
+    whole: bool,
     headers_kept: frozenset[str],
     sealer: Sealer | None,
     span: Mapping[str, str],
 ) -> Answer:
-    """What is kept of a response. With `kept` false its body is not: the record becomes a tombstone.
+    """What is kept of a response. With `whole` false its body is not: the record becomes a tombstone.
 
     The id of the run is a line without a name, which no replay repeats. A process that looks for a COMMIT whose answer
     was lost recognises its own by it: another run of the same request, after a takeover, may answer the same. So is
@@ -78,10 +78,10 @@ def make_answer(
     if span:
         lines += [b":%b:%b" % (name.encode(), value.encode()) for name, value in span.items()]
     head = b"\r\n".join(lines)
-    body = response.body if kept else None
+    body = response.body if whole else None
     if sealer is None:
         return Answer(response.status, _PLAIN + head, None if body is None else _PLAIN + body)
-    context = _context(ask.digest, ask.operation, response.status, kept)
+    context = _context(ask.digest, ask.operation, response.status, whole)
     headers = _SEALED + sealer.seal(head, context + _HEADERS)
     if body is None:
         return Answer(response.status, headers, None)
@@ -99,7 +99,7 @@ class Reading(NamedTuple):
     sealer: Sealer | None = None
     unsealed: bool = False
     """Whether answers from before there was a sealer are read beside it."""
-    earlier: bool = True
+    reads_earlier: Callable[[], bool] = lambda: True
     """Whether answers that onefold 0.1 sealed are read: their status is not bound to them."""
 
     def head(self, record: Record) -> bytes:
@@ -130,12 +130,9 @@ class Reading(NamedTuple):
         if tag == _SEALED:
             context = _context(record.digest, record.operation, record.status, record.body is not None)
             return self.sealer.unseal(content, context + beside + part)
-        if not self.earlier or record.version > 1:
+        if not self.reads_earlier() or record.version > 1:
             raise UnreadableAnswer("a stored answer was sealed by onefold 0.1; earlier_records=True reads it")
         return self.sealer.unseal(content, record.digest + part)
-
-
-READING = Reading()
 
 
 def make_replay(record: Record, *, headers_kept: frozenset[str], reading: Reading) -> Response:
@@ -163,7 +160,7 @@ def read_span(record: Record, reading: Reading) -> dict[str, str]:
     return found
 
 
-def _context(digest: bytes, operation: str, status: int, kept: bool) -> bytes:
+def _context(digest: bytes, operation: str, status: int, has_body: bool) -> bytes:
     """What a sealed value belongs to: edit any of it, and the value does not open."""
     name = operation.encode("utf-8", "surrogatepass")
-    return b"onefold.answer.2:%b%d:%b%d:%d:" % (digest, len(name), name, status, kept)
+    return b"onefold.answer.2:%b%d:%b%d:%d:" % (digest, len(name), name, status, has_body)

@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
                 rest = held.collect(self._app(environ, held.start_response))
                 if guarded.condition is not None:
                     held.add(guarded.condition.headers_for(held.code, held.response().headers))
-                instead = run(guarded.finish(held.response(), kept=rest is None), guarded.executor)
+                instead = run(guarded.finish(held.response(), whole=rest is None), guarded.executor)
             except Exception as error:
                 try:
                     held.close()

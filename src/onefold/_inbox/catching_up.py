@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onefold._inbox.delivery_reading import find_problem
 from onefold._inbox.keeping import park
-from onefold._inbox.stored_message import StoredMessage, place, stored_from_delivery, write_held, write_identities
+from onefold._inbox.stored_message import (
+    StoredMessage,
+    stored_from_delivery,
+    stream_position,
+    write_held,
+    write_identities,
+)
 from onefold._inbox.version_order import Early, Stand, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, begin_at
@@ -78,7 +84,7 @@ async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> No
     """Failed messages that were started together and not run wait again, as if they had not been. Those that another
     process has taken meanwhile are left to it."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, _, _ = place(failed_messages[0])
+    stream, _, _ = stream_position(failed_messages[0])
     back = sql.in_hand.give_back(name, write_held(failed_messages), None)
 
     async def work() -> None:
@@ -103,11 +109,11 @@ async def park_all(inbox: Inbox, deliveries: Sequence[Delivery]) -> list[InboxEv
 
 async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[InboxEvent] | None:
     sql, name = inbox.sql, inbox.consumer.name
-    stream, epoch, _ = place(stored_messages[0])
+    stream, epoch, _ = stream_position(stored_messages[0])
     await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.ensure(name, stream, epoch), sql.lock(name, stream)))
     [(*row, _, _, _)] = await Fetch(sql.look(name, stream, epoch, stored_messages[0].identity))
     stand = Stand(*row)
-    verdicts = [decide_turn(stand, *place(stored)[1:], wait_ms=0) for stored in stored_messages]
+    verdicts = [decide_turn(stand, *stream_position(stored)[1:], wait_ms=0) for stored in stored_messages]
     # Where a stream begins, more has to be looked at than how far it is.
     if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
         await Batch((Boundary.ROLLBACK,))
@@ -135,7 +141,7 @@ async def _is_their_turn(inbox: Inbox, failed_messages: Sequence[FailedMessage])
     """Begin, lock the stream, and see that it stands where the first of a run expects it, and that all are still
     ours."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, epoch, version = place(failed_messages[0])
+    stream, epoch, version = stream_position(failed_messages[0])
     begin: tuple[BatchItem, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
     if not await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))):
         return False
@@ -146,7 +152,7 @@ def _settle(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[Faile
     """What goes in front of COMMIT: the ledger rows (one that is there already breaks the transaction), the failed
     messages are gone, the stream stands at the last, and what follows is due."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, epoch, version = place(handled[-1])
+    stream, epoch, version = stream_position(handled[-1])
     ids = _ids(handled)
     back = (sql.in_hand.give_back(name, write_held(left), None),) if left else ()
     return (

@@ -59,7 +59,7 @@ async def tally_failed(dialect: str, *, count_max: int, consumers_max: int) -> l
 async def list_dead(dialect: str, chosen: Filter, *, after: str | None = None, limit: int = 50) -> DeadPage:
     """One page of the dead letters that fit."""
     require("limit", limit, least=1, most=LISTED_MAX)
-    statement = STATEMENTS[dialect].newest_dead(chosen.values(), _read_place(after), limit + 1)
+    statement = STATEMENTS[dialect].newest_dead(chosen.values(), _read_position(after), limit + 1)
     rows = await with_connection(functools.partial(fetch_rows, statement))
     page = rows[:limit]
     letters = tuple(read_row(*row[:-1]) for row in page)
@@ -95,12 +95,12 @@ async def list_jobs(dialect: str, *, limit: int = 20) -> list[ListedJob]:
     return await with_connection(work)
 
 
-def _read_place(after: str | None) -> tuple[int, str] | None:
+def _read_position(after: str | None) -> tuple[int, str] | None:
     if after is None:
         return None
     moment, _, message_id = after.partition("-")
     if not moment.isdecimal() or len(moment) > 18:
         raise ConfigurationError(
-            f"after={after[:100]!r} is not a place in a list of dead letters: take what a page gave"
+            f"after={after[:100]!r} is not a position in a list of dead letters: give the `after` of the page before"
         )
     return int(moment), message_id

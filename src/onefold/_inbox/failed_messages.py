@@ -19,7 +19,7 @@ from onefold._inbox.handling_log import log_failure
 from onefold._inbox.message_identity import Identity
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, stored_from_row
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, stored_from_row, stream_position
 from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
@@ -45,7 +45,6 @@ class Tally:
     topic: str | None
     state: str
     failed_messages: int
-    oldest_ms: int
 
 
 async def next_due(inbox: Inbox) -> float | None:
@@ -84,7 +83,7 @@ async def take(
 async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
     """Start the failed messages that come next in the stream of the one that was handled last, as far as there is no
     gap."""
-    stream, epoch, version = place(last)
+    stream, epoch, version = stream_position(last)
     statement = inbox.sql.runs.take(inbox.consumer.name, stream, epoch, version, 2 * inbox.lease_ms, RUN_MAX)
 
     async def work() -> list[Any]:

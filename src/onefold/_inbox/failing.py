@@ -12,7 +12,7 @@ from collections.abc import Callable
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.failure_decision import AttemptsSoFar, decide_failure
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, reason_of, with_failure
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, reason_of, stream_position, with_failure
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, InboxEvent
 from onefold._policy.backoff import Draw
@@ -33,7 +33,7 @@ async def write_failure(
     name = consumer.name
     first: tuple[Statement, ...] = ()
     if consumer.order != "none":
-        stream, epoch, _ = place(stored)
+        stream, epoch, _ = stream_position(stored)
         first = (sql.ensure(name, stream, epoch),)
     await Batch((Boundary.BEGIN, *first))
     if await Fetch(sql.id_conflict(name, stored.identity)):

@@ -37,8 +37,8 @@ from onefold._inbox.stored_message import (
     FailedMessage,
     StoredMessage,
     kept_as_started,
-    place,
     stored_from_delivery,
+    stream_position,
     write_identities,
 )
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
@@ -263,7 +263,7 @@ class Inbox:
                 await Batch((Boundary.ROLLBACK,))
                 return _IdConflict()
             return await self._end_as_duplicate(stored, done)
-        stream, epoch, version = place(stored)
+        stream, epoch, version = stream_position(stored)
         first: tuple[Statement, ...] = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
         if self._stepped is None:
             first = (*first, claim(sql, self.consumer, stored, (stream, epoch, version)))
@@ -282,7 +282,7 @@ class Inbox:
     async def _judge(self, stored: StoredMessage, done: tuple[Statement, ...]) -> _IdConflict | InboxEvent | None:
         """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
         sql, name = self.sql, self._name
-        stream, epoch, version = place(stored)
+        stream, epoch, version = stream_position(stored)
         if not await is_ours(sql, name, stored):
             return await leave(name, stored)
         [(*row, handled, kept, conflict)] = await Fetch(sql.look(name, stream, epoch, stored.identity))

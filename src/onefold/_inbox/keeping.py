@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, write_held
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, stream_position, write_held
 from onefold._inbox.version_order import Early, Stand
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement
@@ -26,7 +26,7 @@ def begin_wait(
     """The stream waits for its beginning, if it does not yet."""
     if not early.begins:
         return ()
-    stream, epoch, _ = place(stored)
+    stream, epoch, _ = stream_position(stored)
     wait = sql.wait(consumer.name, stream, epoch, milliseconds(consumer.baseline_wait_s))
     # What is parked of the epoch that ends here will never have its turn.
     return (wait, sql.wake(consumer.name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)

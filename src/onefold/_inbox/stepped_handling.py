@@ -23,7 +23,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation, Performs
 from onefold._inbox.handler_transaction import AnswerCheck
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, kept_as_started, place, write_held
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, kept_as_started, stream_position, write_held
 from onefold._kernel.checkout import fetch_rows, rollback_and_release, run_batch, with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Call, Fetch, Flow, Statement
@@ -162,11 +162,11 @@ class SteppedHandling:
     def begins_stream(self, stored: StoredMessage) -> bool:
         """Whether it is the first version of a strict stream. Nothing stands in front of those behind it until it has
         ended, so it is kept as a failed message, which they wait for."""
-        return self._consumer.order == "strict" and place(stored)[2] == 1
+        return self._consumer.order == "strict" and stream_position(stored)[2] == 1
 
     def _end_of(self, stored: StoredMessage, after: tuple[Statement, ...]) -> MessageEnd:
         sql, name, who = self._sql, self._consumer.name, stored.identity
-        at = None if self._consumer.order == "none" else place(stored)
+        at = None if self._consumer.order == "none" else stream_position(stored)
         return MessageEnd(
             unless=(sql.stepped.unless_handled(name, who),),
             before=() if at is None else (sql.lock(name, at[0]),),

@@ -117,7 +117,7 @@ class FailedMessage(StoredMessage):
         return failures
 
 
-def place(stored: StoredMessage) -> tuple[bytes, int, int]:
+def stream_position(stored: StoredMessage) -> tuple[bytes, int, int]:
     """Stream, epoch and version of a message that an ordered consumer can handle: anything else was refused before."""
     message, stream = stored.message, stored.stream
     assert message is not None

@@ -25,8 +25,8 @@ from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
 from onefold._kernel.handler_errors import nothing_executed_error
 from onefold._kernel.pending_work import PendingWork
-from onefold._kernel.ports import Joined, Outgoing
-from onefold._kernel.transaction import ENDED, Transaction
+from onefold._kernel.ports import Joined, NaturalWrites, Outgoing, Sessions
+from onefold._kernel.transaction import ENDED, Transaction, no_outbox
 from onefold.errors import ConnectionLost, OutcomeUnknowable, OutcomeUnknown, StoreUnavailable
 
 H = TypeVar("H")
@@ -38,16 +38,24 @@ _log = logging.getLogger("onefold.transaction")
 class OwnedTransaction(Transaction[H]):
     """A transaction with its beginning and its end."""
 
-    #: What it is called in the log: its operation, or its consumer.
-    name = "a transaction"
-    #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
-    kept: bool | None = False
-    #: Whether its COMMIT was answered: from then on a record that went with it is stored.
-    settled = False
-    #: Whether its user is told of what it seems to have forgotten.
-    development = False
-    #: Puts a time limit around a hook, where a hook that hangs would hold up others.
-    limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None
+    def __init__(
+        self,
+        executor: ThreadExecutor[H] | TaskExecutor[H],
+        outbox: Callable[[], Outgoing] = no_outbox,
+        sessions: Sessions | None = None,
+        natural: Callable[[], NaturalWrites] | None = None,
+    ) -> None:
+        super().__init__(executor, outbox, sessions, natural)
+        #: What it is called in the log: its operation, or its consumer.
+        self.name = "a transaction"
+        #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
+        self.kept: bool | None = False
+        #: Whether its COMMIT was answered: from then on a record that went with it is stored.
+        self.settled = False
+        #: Whether its user is told of what it seems to have forgotten.
+        self.development = False
+        #: Puts a time limit around a hook, where a hook that hangs would hold up others.
+        self.limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None
 
     @property
     def executor(self) -> ThreadExecutor[H] | TaskExecutor[H]:
@@ -194,17 +202,17 @@ async def commit(
     work: Callable[[tuple[Statement, ...]], Flow[T]],
     *,
     keep_rows: bool = True,
-    kept: Callable[[T], bool | None] = is_kept,
+    rows_kept: Callable[[T], bool | None] = is_kept,
 ) -> T:
-    """Have `work` commit, and conclude. It is given what writes the events, none where the rows are not kept; `kept`
-    says of its answer whether they were."""
+    """Have `work` commit, and conclude. It is given what writes the events, none where the rows are not kept;
+    `rows_kept` says of its answer whether they were."""
     tx.end(None if keep_rows else False)
     try:
         answer = await work(tx.flush_events() if keep_rows else ())
     except Exception as error:
         await tx.conclude(_kept_despite(error) if tx.kept is None else tx.kept)
         raise
-    outcome = kept(answer)
+    outcome = rows_kept(answer)
     if outcome and not tx.settled:  # by another way than ReleaseCommitted, which has told
         tx.note_commit()
     await tx.conclude(outcome if keep_rows else False)

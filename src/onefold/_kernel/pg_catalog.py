@@ -47,10 +47,10 @@ _TYPES: Final = frozenset({"bytea", "json", "text", "timestamptz"})
 #: The functions of pg_catalog that onefold calls. (extract, position, coalesce ... are grammar: nothing is looked up.)
 FUNCTIONS: Final = _words(
     """
-    array_agg array_to_json ceil clock_timestamp count current_database current_setting decode generate_series
+    array_agg ceil clock_timestamp count current_database current_setting decode generate_series
     json_array_elements_text json_each_text json_to_recordset max min now octet_length pg_advisory_xact_lock pg_notify
     pg_table_is_visible pg_try_advisory_xact_lock row_number set_config split_part substr sum to_char
-    to_regclass to_timestamp width_bucket
+    to_regclass to_timestamp unnest width_bucket
     """
 )
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Protocol, Type
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.effects import Batch, BatchItem, Fetch, Flow, Statement
+from onefold._kernel.effects import Flow
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.inside_calls import Exclusive, InsideCalls, perform
+from onefold._kernel.inside_calls import Exclusive, InsideCall, InsideCalls, OnConnection, take_back
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
@@ -86,22 +86,6 @@ class Transaction(Generic[H]):
     at all. onefold makes it, over an `executor`, with what writes its events (`outbox`), gives its session (`sessions`)
     and does its natural writes (`natural`)."""
 
-    # How each begins. Every request makes one, and most change little of this.
-    _session: Any = None
-    _pending: PendingWork | None = None
-    _over: StoreUnavailable | str | None = _NOT_BEGUN
-    _savepoints: Savepoints | None = None
-    _touched = _handed = False
-    #: Whether its user has had something executed by a call of its own: on SQLite it has the write lock then.
-    _begun = False
-    #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
-    _carried: Callable[[], Mapping[str, str]] = dict
-    #: The request that it belongs to, where that has a key: the digest of its record, and the key.
-    _request: tuple[bytes, str] | None = None
-    _calls: InsideCalls | None = None
-    #: Whether its user cannot await.
-    _in_plain_def = False
-
     def __init__(
         self,
         executor: ThreadExecutor[H] | TaskExecutor[H],
@@ -109,9 +93,25 @@ class Transaction(Generic[H]):
         sessions: Sessions | None = None,
         natural: Callable[[], NaturalWrites] | None = None,
     ) -> None:
+        # All of it is written here: what is its class's default is read several times as slowly, and what the first
+        # dozens of a process do not have from their beginning, the later ones get a dictionary for.
         self._executor = executor
         self._outbox, self._natural = outbox, natural
         self._sessions = sessions
+        self._session: Any = None
+        self._pending: PendingWork | None = None
+        self._over: StoreUnavailable | str | None = _NOT_BEGUN
+        self._savepoints: Savepoints | None = None
+        self._touched = self._handed = False
+        #: Whether its user has had something executed by a call of its own: on SQLite it has the write lock then.
+        self._begun = False
+        #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
+        self._carried: Callable[[], Mapping[str, str]] = dict
+        #: The request that it belongs to, where that has a key: the digest of its record, and the key.
+        self._request: tuple[bytes, str] | None = None
+        self._calls: InsideCalls | None = None
+        #: Whether its user cannot await.
+        self._in_plain_def = False
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> Never:
@@ -178,7 +178,7 @@ class Transaction(Generic[H]):
         or was taken back before. With AsyncOnefold to be awaited."""
         self._check()
         items = self._work().events.cancel(event_id)
-        return self._perform(f"tx.cancel({event_id!r})", functools.partial(_any_row, items), begins=False)
+        return self._perform(f"tx.cancel({event_id!r})", functools.partial(take_back, items), begins=False)
 
     @overload
     def insert_once(
@@ -206,7 +206,8 @@ class Transaction(Generic[H]):
         which have a unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or
         these columns, must be the same where it is there, else RowDiffers; "tell": that is told as an outcome.
         """
-        natural, into = self._natural_table(table)
+        natural = self._natural_writes()
+        into = self._find_table(natural, table)
         make = natural.insert_once(into, values, on=on, compare=compare, among=among)
         return self._perform("tx.insert_once(...)", make)
 
@@ -238,7 +239,8 @@ class Transaction(Generic[H]):
         `version` names a column that counts the moves; with `expected_version` the row is moved only where it has that
         one. `also`: values for other columns, written with the move and only then.
         """
-        natural, moved = self._natural_table(table)
+        natural = self._natural_writes()
+        moved = self._find_table(natural, table)
         make = natural.transition(
             moved, where=where, state=state, come_from=come_from, to=to, version=version,
             expected_version=expected_version, also=also,
@@ -260,8 +262,9 @@ class Transaction(Generic[H]):
         """Insert an entry once, and add to a balance if this call has inserted it: what `balance = balance + 100` needs
         to be retried. `values`: the entry, and `on` its id. `add`: numbers by column of the row `where` in the table
         `balance`. Another payload under the same id is RowDiffers, unless `compare` says otherwise."""
-        natural, entries = self._natural_table(table)
-        balances = None if balance is None else self._natural_table(balance)[1]
+        natural = self._natural_writes()
+        entries = self._find_table(natural, table)
+        balances = None if balance is None else self._find_table(natural, balance)
         make = natural.ledger_entry(
             entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
             dialect=self._executor.dialect, in_part=self._in_part, or_nothing=self._or_nothing,
@@ -273,7 +276,8 @@ class Transaction(Generic[H]):
     def lock_row(self, table: Any, *, where: Mapping[str, Any]) -> Any:
         """The row of `table` that `where` names, as it is now, locked until COMMIT or ROLLBACK; with AsyncOnefold to be
         awaited. None: there is none, and until then no other transaction that asks for it this way gets an answer."""
-        natural, found = self._natural_table(table)
+        natural = self._natural_writes()
+        found = self._find_table(natural, table)
         make = natural.lock_row(found, where=where, dialect=self._executor.dialect, part=self._take_part)
         return self._perform("tx.lock_row(...)", make)
 
@@ -310,11 +314,9 @@ class Transaction(Generic[H]):
             raise ProgrammerError("this transaction was not opened by Onefold or AsyncOnefold: it knows no tables")
         return self._natural()
 
-    def _natural_table(self, given: object) -> tuple[NaturalWrites, WritableTable]:
-        natural = self._natural_writes()
+    def _find_table(self, natural: NaturalWrites, given: object) -> WritableTable:
         if type(given) is str:
-            known = natural.tables
-            return natural, known[given] if given in known else natural.table(given, self._executor.dialect)
+            return natural.tables[given] if given in natural.tables else natural.table(given, self._executor.dialect)
         if self._sessions is None:
             raise ProgrammerError(
                 f"table {given!r:.80} must be the name of a table. A Table or a mapped class is for Onefold with a "
@@ -322,25 +324,36 @@ class Transaction(Generic[H]):
             )
         executor = self._executor
         here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
-        return natural, self._sessions.table(self, given, operator.call if here else executor.blocking)
+        return self._sessions.table(self, given, operator.call if here else executor.blocking)
 
-    def _perform(self, call: str, make: Callable[[], Flow[Any]], *, begins: bool = True) -> Any:
-        """Run a flow inside of it; on asyncio to be awaited."""
-        if self._over is not None:
+    def _perform(self, call: str, make: Callable[[], Flow[Any]], begins: bool = True) -> Any:
+        """Run a flow inside of it; on asyncio to be awaited. What has written more than it may (TransactionMisused) is
+        never committed, also where its user goes on."""
+        if self._over is not None or self._savepoints is not None:
             self._check()
         if self._in_plain_def:
             self._check_awaited(call)
         self._touched = True
-        if self._calls is None:
-            self._calls = InsideCalls()
-        return perform(self._calls, self._executor, call, functools.partial(self._unless_misused, make, begins))
-
-    async def _unless_misused(self, make: Callable[[], Flow[Any]], begins: bool) -> Any:
-        """What has written more than it may is never committed, also where its user goes on."""
-        if self._over is not None or self._savepoints is not None:
-            self._check()
+        executor = self._executor
+        if isinstance(executor, TaskExecutor):
+            own = executor.on_this_thread()
+            if own is None:
+                self._calls = InsideCalls() if self._calls is None else self._calls
+                return InsideCall(call, functools.partial(self._await, make, executor, begins), self._calls)
+            executor = OnConnection(own)
         try:
-            answer = await make()
+            answer = run(make(), executor, keeps=True)
+        except TransactionMisused as error:
+            self._all_savepoints().doom(str(error))
+            raise
+        self._begun = self._begun or begins
+        return answer
+
+    def _await(self, make: Callable[[], Flow[Any]], executor: Any, begins: bool) -> Generator[Any, Any, Any]:
+        """`_perform`, when it is awaited."""
+        self._check()
+        try:
+            answer = yield from run_async(make(), executor, keeps=True).__await__()
         except TransactionMisused as error:
             self._all_savepoints().doom(str(error))
             raise
@@ -378,20 +391,8 @@ class Transaction(Generic[H]):
             self._savepoints.check()
 
 
-async def _any_row(items: bool | tuple[BatchItem, ...]) -> bool:
-    """Whether the items take an event back."""
-    match items:
-        case bool(known):
-            return known
-        case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
-            return len(await Fetch(alone)) > 0
-        case _:
-            return await Batch(items) > 0
-
-
 def perform_inside(tx: Transaction[Any], flow: Flow[Any]) -> Any:
-    """Run a flow of onefold on the connection of an open transaction: its statements commit with it. On asyncio to be
-    awaited."""
+    """Run a flow of onefold on the connection of an open transaction; on asyncio to be awaited."""
     tx._check()
     tx._touched = True
     if isinstance(tx._executor, ThreadExecutor):

@@ -129,7 +129,9 @@ class HoldingRecorder(Recorder):
             try:
                 moves.perform(one, alike)
             except Exception:
-                _log.warning("%d events like %r are not in all metrics", len(alike), alike[0], exc_info=True)
+                _log.warning(
+                    "%d events were not counted in all metrics, the first is %r", len(alike), alike[0], exc_info=True
+                )
 
 
 class _SeriesOf:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from onefold._policy.backoff import Draw
 from onefold._policy.breaker import Admission, Breaker, Permit, Refused, State
 from onefold._policy.budget import Allowance
-from onefold._policy.deadline import Deadline
 from onefold._policy.limiter import Gradient2, Limiter
 from onefold._policy.outcome import Answered, Outcome, Verdict, verdict
 from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Situation, Stop, cost, may_differ
@@ -79,7 +78,7 @@ class Attempts:
         self.has_key = has_key
         self._attempts_max = attempts_max
         self._permit: Permit | None = None
-        #: When the attempt took its place in the limiter, until it has left.
+        #: When the attempt took its slot in the limiter, until it has left.
         self._entered_at: float | None = None
         self._taken = 0
         #: How many of the attempts found that the request is being worked on, and were told when to look again: no
@@ -154,7 +153,7 @@ class Attempts:
             has_key=self.has_key,
             attempt=max(1, self.made - self._looks),
             outcome=outcome,
-            deadline=Deadline(self.deadline_at),
+            deadline_at=self.deadline_at,
         )
         policy = host.policy if self._attempts_max is None else replace(host.policy, attempts_max=self._attempts_max)
         decision = policy.decide(situation, now=now, draw=host.draw, budget=host.budget, breaker=host.breaker)
@@ -176,7 +175,7 @@ class Attempts:
             self._host.breaker.excuse(permit)
 
     def _leave(self, now: float | None, *, dropped: bool = False) -> None:
-        """Free the attempt's place; None: how long it took says nothing."""
+        """Free the slot of the attempt; None: how long it took says nothing."""
         entered_at, self._entered_at = self._entered_at, None
         if entered_at is not None and self._host.limiter is not None:
             latency_s = None if now is None else max(0.0, now - entered_at)

@@ -13,7 +13,7 @@ The threshold is high on purpose: a breaker that opens at half of the calls make
 Theory of operation. Each call that is let through holds a permit and reports with it, once. All calls while it is
 closed share a permit; every probe has its own. A permit that is neither the present one nor an outstanding probe's
 belongs to a state that is gone, and its report is ignored: a call that began before the breaker opened can neither
-close it nor open it again. What is not the server's fault (`excuse`) frees the probe's place and counts nothing.
+close it nor open it again. What is not the server's fault (`excuse`) frees the probe's slot and counts nothing.
 
 Shared by threads; while it is closed, admitting and succeeding take no lock. Invariant: no more than `probes` probes
 are outstanding.

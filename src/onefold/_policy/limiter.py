@@ -210,7 +210,7 @@ class Limiter:
         return self._in_flight
 
     def enter(self) -> bool:
-        """Take a place. False: there is none."""
+        """Take a slot. False: there is none."""
         with self._lock:
             if self._in_flight >= int(self._limit):
                 return False
@@ -219,7 +219,7 @@ class Limiter:
             return True
 
     def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> None:
-        """Give the place back. `latency_s` is None when the call says nothing, as when its caller cancelled it."""
+        """Give the slot back. `latency_s` is None when the call says nothing, as when its caller cancelled it."""
         with self._lock:
             if self._in_flight == 0:
                 raise ProgrammerError("a call left the limiter that is not in it: pair each enter with one leave")

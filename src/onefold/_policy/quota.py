@@ -1,6 +1,6 @@
 """What one principal may have of a service at most: requests in flight, and records per hour.
 
-Theory of operation. A request that enters gets a place and gives it back with what became of it. Requests in flight are
+Theory of operation. A request that enters gets a slot and gives it back with what became of it. Requests in flight are
 counted by principal, and those with none are not known: the table is as large as what runs. Records are counted in
 spans of five minutes, thirteen numbers for a principal, so that no hour, wherever it begins, has more than the limit; a
 request that may still become a record counts as one until it has left. At most `principals_max` principals are
@@ -102,7 +102,7 @@ class Quota:
         return f"Quota(in_flight={self._in_flight_max}, records_per_hour={self._records_max})"
 
     def enter(self, principal: str, now: float, *, may_record: bool) -> QuotaSlot | float | None:
-        """A place for a request of the `principal`, at the time `now`, that may become a record or not (`may_record`).
+        """A slot for a request of the `principal`, at the time `now`, that may become a record or not (`may_record`).
         Or why there is none: a number is the seconds until there may be room for a record, None means that as many
         requests as may be are in flight."""
         with self._lock:

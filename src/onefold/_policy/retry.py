@@ -28,7 +28,6 @@ from onefold._kernel.arguments import named_settings
 from onefold._policy.backoff import Backoff, Draw
 from onefold._policy.breaker import Breaker, BreakerConfig
 from onefold._policy.budget import Allowance, AllowanceConfig, BudgetConfig
-from onefold._policy.deadline import Deadline
 from onefold._policy.limiter import LimiterConfig
 from onefold._policy.outcome import Answered, Outcome, Unanswered
 from onefold._policy.ranges import require
@@ -84,7 +83,8 @@ class Situation:
     attempt: int
     """The first is number 1."""
     outcome: Outcome
-    deadline: Deadline
+    deadline_at: float
+    """When the call is over, on the monotonic clock; `inf`: its caller bounds it by other means."""
 
 
 @named_settings
@@ -168,7 +168,7 @@ class RetryPolicy:
         throttled = asks_for_patience(outcome)
         # On top of what the server asks: it tells all its clients the same, and they must not come back as one.
         wait_s = (asked_s or 0.0) + self.backoff.wait_s(situation.attempt, throttled=throttled, draw=draw)
-        if not situation.deadline.fits(wait_s, now):
+        if now + wait_s >= situation.deadline_at:  # an attempt that begins then would have no time left
             return Stop(Reason.DEADLINE, asked_at)
         if breaker is not None and (ready_at := breaker.ready_at(now)) > now + wait_s:
             return Stop(Reason.BREAKER, ready_at)

@@ -174,7 +174,7 @@ class SagaEngine(ABC):
         await self._note(saga_id, action, actor)
 
     def consume_starts(self, once: Any, *, name: str = "onefold-sagas") -> None:
-        """Have the consumers of an Onefold or AsyncOnefold (`once`) start what `start_on_commit` asked for. Called on
+        """Have the consumers of a Onefold or AsyncOnefold (`once`) start what `start_on_commit` asked for. Called on
         the event loop of the engine, before the consumers run; `name` is the name of the consumer."""
         from onefold._saga.starting import add_consumer
 

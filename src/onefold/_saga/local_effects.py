@@ -32,7 +32,7 @@ class Undone(Abort):
 
 
 class Transactions(Protocol):
-    """An Onefold or AsyncOnefold."""
+    """A Onefold or AsyncOnefold."""
 
     _asynchronous: ClassVar[bool]
     _database: Any
@@ -41,7 +41,7 @@ class Transactions(Protocol):
 
 
 class Effects:
-    """Steps in your own database, over an Onefold or AsyncOnefold (`once`):
+    """Steps in your own database, over a Onefold or AsyncOnefold (`once`):
 
     effects = Effects(once)
 
@@ -56,7 +56,7 @@ class Effects:
 
     def __init__(self, once: Transactions) -> None:
         if not hasattr(once, "transaction") or not hasattr(once, "_database"):
-            raise ConfigurationError(f"Effects({once!r}) needs an Onefold or an AsyncOnefold")
+            raise ConfigurationError(f"Effects({once!r}) needs a Onefold or an AsyncOnefold")
         self._once = once
 
     def apply(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ class Effects:
         once, dialect = self._once, self._once._database.dialect
         if inspect.iscoroutinefunction(function) != once._asynchronous:
             needed = (
-                "an `async def`, for it is an AsyncOnefold" if once._asynchronous else "a `def`, for it is an Onefold"
+                "an `async def`, for it is an AsyncOnefold" if once._asynchronous else "a `def`, for it is a Onefold"
             )
             raise ConfigurationError(f"effects.{name}({function.__qualname__}): it must be {needed}")
 

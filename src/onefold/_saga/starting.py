@@ -50,9 +50,9 @@ def start_on_commit(tx: Transaction[Any], saga: SagaDefinition[In, Any], saga_id
 
 
 def add_consumer(engine: SagaEngine, once: Any, name: str) -> None:
-    """Have the consumers of an Onefold or AsyncOnefold start what such events ask for."""
+    """Have the consumers of a Onefold or AsyncOnefold start what such events ask for."""
     if not hasattr(once, "consumer"):
-        raise ConfigurationError(f"engine.consume_starts({once!r}) needs an Onefold or an AsyncOnefold")
+        raise ConfigurationError(f"engine.consume_starts({once!r}) needs a Onefold or an AsyncOnefold")
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -34,11 +34,10 @@ class SimulatedCall:
 class SimulatedAttempt:
     """One request on its way. `wanted` until it is answered or given up."""
 
-    __slots__ = ("call", "expires_at", "sent_at", "wanted")
+    __slots__ = ("call", "expires_at", "wanted")
 
-    def __init__(self, call: SimulatedCall, sent_at: float, expires_at: float) -> None:
+    def __init__(self, call: SimulatedCall, expires_at: float) -> None:
         self.call = call
-        self.sent_at = sent_at
         self.expires_at = expires_at
         self.wanted = True
 
@@ -105,7 +104,7 @@ class Clients:
             return  # the breaker is open, or time is up: the call has failed
         if now < self._until:
             self._counters.attempts[int(now)] += 1
-        attempt = SimulatedAttempt(call, now, min(now + self._timeout_s, call.attempts.deadline_at))
+        attempt = SimulatedAttempt(call, min(now + self._timeout_s, call.attempts.deadline_at))
         self._events.at(attempt.expires_at, self._give_up, attempt)
         assert self._server is not None
         self._server.receive(attempt)

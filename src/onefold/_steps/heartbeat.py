@@ -25,6 +25,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Fetch
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.fork_and_loop import PerLoop, Process
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
@@ -270,7 +271,7 @@ class _LoopHeartbeat:
     async def _renew(self) -> None:
         works = self._beats.works()
         try:
-            lost = await run_async(renew(self._database.dialect, works), TaskExecutor(self._database))
+            lost = await resist(run_async(renew(self._database.dialect, works), TaskExecutor(self._database)))
         except Exception as error:  # whatever it is, the next beat may do better; without beats all works are lost
             self._beats.note_failed(works, error, self._loop.time())
         else:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from onefold._inbox.failed_messages import measure_failed
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, tell
@@ -81,7 +82,7 @@ async def _measure(
     while True:
         for look in looks:
             try:
-                tell(listener, await run_async(look(database.dialect), TaskExecutor(database)))
+                tell(listener, await resist(run_async(look(database.dialect), TaskExecutor(database))))
             except StoreError:
                 pass
             except Exception:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from onefold._kernel.executors import BrokerExecutor
+from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
-from onefold._worker.cancellation import resist
 
 #: How long a broker may leave a call unanswered before the relay counts as standing still: webhooks take their time.
 STILL_S: Final = 300.0

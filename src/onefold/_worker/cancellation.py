@@ -1,39 +1,14 @@
-"""Cancelling tasks, waiting for them, and telling a cancellation that is meant from one that only passes through."""
+"""Cancelling tasks and waiting for them, and knowing our own cancellation from another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 from weakref import WeakSet
-
-from onefold.errors import OnefoldError
-
-T = TypeVar("T")
 
 #: Tasks that `cancel_task` has cancelled.
 _ending: WeakSet[asyncio.Task[Any]] = WeakSet()
-
-
-class Interrupted(OnefoldError):
-    """Something that was waited for was cancelled, and not because of a stop."""
-
-
-def is_foreign() -> bool:
-    """Whether a CancelledError that was caught just now is not meant for the task that caught it."""
-    task = asyncio.current_task()
-    return task is None or not task.cancelling()
-
-
-async def resist(work: Awaitable[T]) -> T:
-    """Await it. A cancellation that is not meant for this task is an error like any other: taken for a stop, it would
-    end a worker that nothing starts again."""
-    try:
-        return await work
-    except asyncio.CancelledError as error:
-        if not is_foreign():
-            raise
-        raise Interrupted("something that was waited for was cancelled elsewhere") from error
 
 
 async def either(*events: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.stepped_handling import StepsForMessages
+from onefold._kernel.foreign_cancellations import Interrupted, resist
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
@@ -17,7 +18,7 @@ from onefold._kernel.topics import refuse_patterns
 from onefold._kernel.wakeup_signals import News
 from onefold._worker.backlog_measuring import measure_consumer, measuring
 from onefold._worker.backoff_timer import BackoffTimer, pause
-from onefold._worker.cancellation import Interrupted, either, resist
+from onefold._worker.cancellation import either
 from onefold._worker.consumer_worker import ConsumerWorker
 from onefold._worker.flow_runner import MakeTransaction
 from onefold._worker.pause_gate import PauseGate

@@ -23,6 +23,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
 from onefold._inbox.stepped_handling import StepsForMessages
+from onefold._kernel.foreign_cancellations import Interrupted, resist
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.telemetry import Listener, tell
@@ -31,7 +32,7 @@ from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.tracing import tracer_of
 from onefold._kernel.wakeup_signals import News
 from onefold._worker.backoff_timer import pause
-from onefold._worker.cancellation import Interrupted, cancel_task, either, join_tasks, resist
+from onefold._worker.cancellation import cancel_task, either, join_tasks
 from onefold._worker.consumer_health import ConsumerHealth
 from onefold._worker.failed_message_loop import FailedMessageLoop
 from onefold._worker.flow_runner import FlowRunner, MakeTransaction

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from onefold._worker.cancellation import resist
+from onefold._kernel.foreign_cancellations import resist
 
 #: Works until it is told to stop, and calls the second argument when it is under way.
 Work: TypeAlias = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]

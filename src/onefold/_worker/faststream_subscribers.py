@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Final, Protocol
 
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.foreign_cancellations import resist
 
 try:
     from faststream import Context
@@ -31,7 +32,6 @@ from onefold._inbox.permanent_failures import check_classes, is_final
 from onefold._kernel.messages import Delivery
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
-from onefold._worker.cancellation import resist
 from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.task_queues import check_handler, wrap_as
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError

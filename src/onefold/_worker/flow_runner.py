@@ -7,10 +7,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold._worker.cancellation import resist
 from onefold.errors import StoreBusy
 
 T = TypeVar("T")

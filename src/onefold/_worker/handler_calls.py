@@ -207,8 +207,8 @@ class HandlerCalls:
         if len(self._behind) >= self._consumer.concurrency:
             self.room.clear()
             _log.error(
-                "consumer %r stands still: %d of its handlers are on threads that do not return, which nothing can "
-                "stop; it goes on when one does. Restart the process, and give what they wait for a time-out",
+                "consumer %r stands still: %d of its handlers are past their time limit, on threads that cannot be "
+                "stopped; it goes on when one returns. Restart the process, and give what they wait for a time-out",
                 self._consumer.name, len(self._behind),
             )  # fmt: skip
 

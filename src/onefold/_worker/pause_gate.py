@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.pausing import pauses
 from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
@@ -25,7 +26,7 @@ from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
 from onefold._kernel.wakeup_signals import News, Signals
 from onefold._worker.backoff_timer import BackoffTimer, pause
-from onefold._worker.cancellation import join_tasks, resist
+from onefold._worker.cancellation import join_tasks
 from onefold._worker.consumer_worker import ConsumerWorker
 from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.membership import Membership

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import run_on
+from onefold._kernel.foreign_cancellations import Interrupted, resist
 from onefold._kernel.ids import new_id
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.message_trace import system_of
@@ -49,7 +50,6 @@ from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
 from onefold._worker.backlog_measuring import measure_outbox, measuring
 from onefold._worker.broker_watch import BrokerWatch, RelayExecutor
-from onefold._worker.cancellation import Interrupted, resist
 from onefold._worker.notify_listener import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from onefold._kernel.effects import Flow
+from onefold._kernel.foreign_cancellations import resist
 from onefold._worker.backoff_timer import BackoffTimer, pause
-from onefold._worker.cancellation import resist
 from onefold.errors import StoreError
 
 _log = logging.getLogger("onefold.consumer")

@@ -22,6 +22,7 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
+from onefold._kernel.foreign_cancellations import is_foreign
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
@@ -126,8 +127,7 @@ async def translate_errors(doing: str, *, but: tuple[type[Exception], ...] = ())
     try:
         yield
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if not is_foreign():
             raise
         # The client cancels its own tasks when the connection is lost; that does not cancel a caller that awaits one.
         raise BrokerUnavailable(f"{doing}: the connection was lost") from error

@@ -1,7 +1,7 @@
 """RabbitMQ, on aio-pika: one durable topic exchange for all events, one durable queue for each consumer.
 
 Invariant: a message counts as confirmed when RabbitMQ has confirmed it and has not returned it, so at least one queue
-has it for good. What no consumer is subscribed to is refused, not dropped.
+has it for good. What no consumer is subscribed to is refused, not dropped, and waits in the outbox.
 
 Two connections, each made when it is first needed and again when it was lost: a RabbitMQ that is short of memory or
 disk stops reading from those that publish, and acknowledgements must not wait behind that.
@@ -42,7 +42,7 @@ from onefold.brokers._rabbitmq_channel import (
     translate_errors,
 )
 from onefold.brokers._rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
-from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
+from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused, TopicNotSubscribed
 
 __all__ = ["QueueType", "RabbitBroker"]
 
@@ -244,9 +244,9 @@ class RabbitBroker:
                     del self._flying[message.id]
                     landed.set()
         except PublishError:
-            return MessageRefused(
-                f"no queue is bound for topic {message.topic!r} at the exchange {self._exchange_name!r}: "
-                "subscribe a consumer to it first"
+            return TopicNotSubscribed(
+                f"no queue is bound for topic {message.topic!r} at the exchange {self._exchange_name!r}; the event "
+                "waits until a consumer subscribes to it"
             )
         except (DeliveryError, ChannelNotFoundEntity) as error:  # Not confirmed, or the exchange is gone.
             return BrokerUnavailable(f"RabbitMQ did not take message {message.id}: {text_of(error)}")

@@ -118,7 +118,9 @@ def unsent_error(error: BaseException) -> StatementRefused:
 
 def connect_error(error: BaseException) -> StoreUnavailable:
     """Our error for a connection that could not be had."""
-    return StoreUnavailable(f"no connection to Postgres: {type(error).__name__}: {error}")
+    # What the server or libpq says needs no advice; the system's own words name neither host nor database.
+    advice = "; is a server up there, and are host and port right?" if isinstance(error, OSError) else ""
+    return StoreUnavailable(f"no connection to Postgres: {type(error).__name__}: {error}{advice}")
 
 
 def none_free(seconds: float) -> StoreUnavailable:

@@ -113,9 +113,9 @@ class PsycopgConnection(_Taken[Handle]):
     def query(self, statement: HandlerStatement) -> NamedRows:
         """With the adapters of the handle, and whatever rows and cursors the handler has chosen for itself."""
         try:
-            with _CURSOR(self.handle, row_factory=tuple_row) as cursor:
-                cursor.execute(*handlers_query_of(statement))
-                return rows_of(cursor, cursor.fetchall())
+            cursor = _CURSOR(self.handle, row_factory=tuple_row)  # as `handle.execute` makes one, which is not closed
+            cursor.execute(*handlers_query_of(statement))
+            return rows_of(cursor, cursor.fetchall())
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
@@ -201,9 +201,9 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
     async def query(self, statement: HandlerStatement) -> NamedRows:
         """`PsycopgConnection.query`."""
         try:
-            async with _ASYNC_CURSOR(self.handle, row_factory=tuple_row) as cursor:
-                await cursor.execute(*handlers_query_of(statement))
-                return rows_of(cursor, await cursor.fetchall())
+            cursor = _ASYNC_CURSOR(self.handle, row_factory=tuple_row)
+            await cursor.execute(*handlers_query_of(statement))
+            return rows_of(cursor, await cursor.fetchall())
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 

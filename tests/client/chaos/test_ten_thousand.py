@@ -91,7 +91,7 @@ def journal(tmp_path: Path) -> str:
     return make_journal(str(tmp_path / "journal.db"))
 
 
-@pytest.mark.parametrize(("bank", "count"), [("sqlite", 500), ("postgres", 1_000)], indirect=["bank"])
+@pytest.mark.parametrize(("bank", "count"), [("sqlite", 250), ("postgres", 1_000)], indirect=["bank"])
 def test_every_intent_is_one_row_whatever_the_network_does(bank: str, journal: str, count: int) -> None:
     campaign = Campaign(bank, journal, count)
     campaign.run(seed=1)
@@ -109,7 +109,7 @@ def test_ten_thousand_intents_are_ten_thousand_rows(bank: str, journal: str, see
 @pytest.mark.parametrize("keys", ["fresh", "none"])
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 def test_control_keys_that_do_not_outlive_a_try_are_seen_to_pay_twice(bank: str, journal: str, keys: Keys) -> None:
-    campaign = Campaign(bank, journal, 400, keys=keys)
+    campaign = Campaign(bank, journal, 200, keys=keys)
     campaign.run(seed=4)
     wrong = campaign.wrong()
     assert wrong

@@ -236,8 +236,11 @@ async def test_an_intent_that_no_call_used_is_a_warning(
                     await other.post(server.url)
     await retrying.aclose()
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [message.partition(": no call")[0] for message in warned] == ["intent 'pay:read'", "intent 'pay:elsewhere'"]
-    assert "another key after a restart" in warned[1]
+    assert [message.partition(": its block ended without a call")[0] for message in warned] == [
+        "intent 'pay:read'",
+        "intent 'pay:elsewhere'",
+    ]
+    assert "after a restart the intent gets another one" in warned[1]
     assert "retrying.intent('pay:elsewhere')" in warned[1]
 
 

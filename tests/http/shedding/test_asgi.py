@@ -31,8 +31,8 @@ def level_of(request: Request) -> int:
 
 def watched(app: Any, settings: Shedding = ONE, **how: Any) -> tuple[SheddingMiddleware, AdmissionController]:
     """The middleware, and what is behind its desk."""
-    reception = AdmissionController(settings, **how)
-    return SheddingMiddleware(app, reception, settings), reception
+    controller = AdmissionController(settings, **how)
+    return SheddingMiddleware(app, controller, settings), controller
 
 
 async def test_no_more_run_than_the_limit_allows_and_all_are_served() -> None:
@@ -103,8 +103,8 @@ async def test_where_the_caller_is_the_cause_the_answer_is_429() -> None:
     ],
 )
 async def test_retry_after_is_drawn_between_its_bounds(drawn: float, bounds: tuple[int, int], seconds: int) -> None:
-    _, reception = watched(Works(), Shedding(retry_after_s=bounds), draw=lambda: drawn)
-    refusal = reception.refusal("queue full", 0)
+    _, controller = watched(Works(), Shedding(retry_after_s=bounds), draw=lambda: drawn)
+    refusal = controller.refusal("queue full", 0)
     assert dict(refusal.headers)[b"retry-after"] == str(seconds).encode()
 
 
@@ -137,8 +137,8 @@ async def test_a_more_important_newcomer_displaces_the_least_important_who_is_to
 
 @pytest.mark.parametrize(("named", "rank"), [("low", -10), ("normal", 0), ("high", 10), (7, 7)])
 async def test_levels_have_names(named: Any, rank: int) -> None:
-    _, reception = watched(Works(), Shedding(priority=lambda request: named))
-    assert reception.rank(Request("POST", "/")) == rank
+    _, controller = watched(Works(), Shedding(priority=lambda request: named))
+    assert controller.rank(Request("POST", "/")) == rank
 
 
 @pytest.mark.parametrize("wrong", ["urgent", None, 1.5])
@@ -215,82 +215,82 @@ async def breaks_off(scope: Any, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("broken", [breaks, breaks_after_its_answer, breaks_off])
 async def test_a_handler_that_raises_gives_its_place_back_once(broken: Any) -> None:
-    app, reception = watched(broken, Shedding(limit=2))
+    app, controller = watched(broken, Shedding(limit=2))
     for _ in range(5):
         with pytest.raises(Broken):
             await ask(app, "/")
-        assert reception.queue.running == 0
+        assert controller.queue.running == 0
 
 
 async def test_an_application_that_answers_nothing_gives_its_place_back() -> None:
     async def silent(scope: Any, receive: Receive, send: Send) -> None: ...
 
-    app, reception = watched(silent)
+    app, controller = watched(silent)
     assert (await ask(app, "/")).status == 0
-    assert reception.queue.running == 0
+    assert controller.queue.running == 0
 
 
 async def test_a_client_that_cannot_be_sent_to_costs_no_place() -> None:
     works = Works()
     works.let_go("/x")
-    app, reception = watched(works)
+    app, controller = watched(works)
 
     async def send(message: Any) -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
         await app(scope_of("/x"), Caller().receive, send)
-    assert reception.queue.running == 0
+    assert controller.queue.running == 0
 
 
 async def test_a_cancelled_waiter_is_forgotten_and_a_cancelled_runner_makes_room() -> None:
     works = Works()
-    app, reception = watched(works)
+    app, controller = watched(works)
     running, cancelled, next_one = asking(app, "/running", "/cancelled", "/next")
     await works.arrival()
     await settled()
-    assert reception.queue.waiting == 2
+    assert controller.queue.waiting == 2
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
-    assert (reception.queue.running, reception.queue.waiting) == (1, 1)
+    assert (controller.queue.running, controller.queue.waiting) == (1, 1)
     running.cancel()
     assert await works.arrival() == "/next"
     works.let_go("/next")
     assert (await next_one).status == 200
-    assert reception.queue.running == 0
+    assert controller.queue.running == 0
     assert works.ran == ["/running", "/next"]
 
 
 async def test_who_is_cancelled_in_the_moment_of_entering_passes_its_place_on() -> None:
     works = Works()
-    app, reception = watched(works)
+    app, controller = watched(works)
     running, cancelled, next_one = asking(app, "/running", "/cancelled", "/next")
     await works.arrival()
     await settled()
     works.let_go("/running", "/next")
     while not running.done():
         await asyncio.sleep(0)
-        if reception.queue.waiting == 1:  # told, and not yet gone on
+        if controller.queue.waiting == 1:  # told, and not yet gone on
             cancelled.cancel()
             break
     replies = await asyncio.gather(running, cancelled, next_one, return_exceptions=True)
     assert isinstance(replies[1], asyncio.CancelledError)
     assert works.ran == ["/running", "/next"]
-    assert (reception.queue.running, reception.queue.waiting) == (0, 0)
+    assert (controller.queue.running, controller.queue.waiting) == (0, 0)
 
 
 async def test_a_client_that_goes_away_in_the_queue_is_forgotten_and_its_work_is_not_done() -> None:
     works = Works()
-    app, reception = watched(works)
+    app, controller = watched(works)
     [running] = asking(app, "/running")
     await works.arrival()
     caller = Caller()
     leaving = asyncio.create_task(ask(app, "/leaving", caller=caller))
     await settled()
-    assert reception.queue.waiting == 1
+    assert controller.queue.waiting == 1
     caller.gone.set()
     assert (await leaving).status == 0
-    assert reception.queue.waiting == 0
+    assert controller.queue.waiting == 0
     works.let_go("/running")
     await running
     assert works.ran == ["/running"]
@@ -326,15 +326,15 @@ async def test_a_stream_keeps_its_place_until_its_first_byte_only() -> None:
 
     clock, law = Clock(), Noted()
     terms = LimiterConfig(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
-    app, reception = watched(stream, Shedding(limit=terms, law=lambda: law), clock=clock)
+    app, controller = watched(stream, Shedding(limit=terms, law=lambda: law), clock=clock)
     [task] = asking(app, "/stream")
     steps.put_nowait(b"")
     await settled()
-    assert reception.queue.running == 1, "an empty part is not a byte"
+    assert controller.queue.running == 1, "an empty part is not a byte"
     clock.now += 2
     steps.put_nowait(b"first")
     await settled()
-    assert reception.queue.running == 0
+    assert controller.queue.running == 0
     clock.now += 3600
     steps.put_nowait(b"end")
     assert (await task).body == b"firstend"
@@ -353,13 +353,13 @@ async def test_an_event_stream_gives_its_place_back_with_its_head() -> None:
 
     app.get("/events")(lambda: StreamingResponse(events(), media_type="text/event-stream"))
     app.get("/plain")(lambda: "x")
-    shed, reception = watched(app)
+    shed, controller = watched(app)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(shed), base_url="http://x") as http:
         listening = asyncio.create_task(http.get("/events"))
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = await http.get("/plain", headers={"request-timeout-ms": "5000"})
-                if reception.queue.running == 0:
+                if controller.queue.running == 0:
                     break
         assert answer.status_code == 200
         silence.set()
@@ -372,13 +372,13 @@ async def test_an_event_stream_gives_its_place_back_with_its_head() -> None:
 def machine(works: Any, clock: Clock) -> tuple[SheddingMiddleware, AdmissionController, list[Sample]]:
     law = Noted()
     terms = LimiterConfig(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
-    app, reception = watched(works, Shedding(limit=terms, law=lambda: law), clock=clock)
-    return app, reception, law.samples
+    app, controller = watched(works, Shedding(limit=terms, law=lambda: law), clock=clock)
+    return app, controller, law.samples
 
 
 async def test_latency_is_measured_without_the_wait() -> None:
     works, clock = Works(), Clock()
-    app, reception, samples = machine(works, clock)
+    app, controller, samples = machine(works, clock)
     first, second = asking(app, "/first", "/second")
     await works.arrival()
     await settled()
@@ -389,7 +389,7 @@ async def test_latency_is_measured_without_the_wait() -> None:
     works.let_go("/second")
     await asyncio.gather(first, second)
     assert samples[0].mean_s == pytest.approx((3 + 0.5) / 2)
-    assert list(reception.queue._shedder._latencies) == [3.0, 0.5]
+    assert list(controller.queue._shedder._latencies) == [3.0, 0.5]
 
 
 @pytest.mark.parametrize(

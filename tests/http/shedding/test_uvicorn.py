@@ -59,7 +59,7 @@ async def test_of_a_crowd_those_are_served_that_fit_and_the_others_are_told_to_c
 async def test_a_client_that_hangs_up_in_the_queue_is_never_worked_for() -> None:
     works = Works()
     app: Any = shed_asgi(works, Shedding(limit=1, wait_most_s=60))
-    queue = app._reception.queue
+    queue = app._controller.queue
     async with serving(app) as http:
         running = asyncio.create_task(http.get("/running"))
         assert await works.arrival() == "/running"

@@ -28,14 +28,14 @@ def level_of(request: Request) -> int:
 
 
 def watched(app: Any, settings: Shedding = ONE, **how: Any) -> tuple[SheddingMiddleware, AdmissionController]:
-    reception = AdmissionController(settings, **how)
-    return SheddingMiddleware(app, reception, settings), reception
+    controller = AdmissionController(settings, **how)
+    return SheddingMiddleware(app, controller, settings), controller
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_no_more_threads_run_than_the_limit_allows_and_all_are_served(late: bool) -> None:
     works = ThreadWorks(late=late)
-    app, reception = watched(works, Shedding(limit=3, wait_most_s=60))
+    app, controller = watched(works, Shedding(limit=3, wait_most_s=60))
     crowd = asking_threads(app, *(f"/{number}" for number in range(30)))
     for _ in range(30):
         path = works.arrival()
@@ -43,13 +43,13 @@ def test_no_more_threads_run_than_the_limit_allows_and_all_are_served(late: bool
         works.let_go(path)
     assert {future.result(PATIENCE_S).status for future in crowd} == {200}
     assert works.peak == 3
-    until(lambda: reception.queue.running == 0)
+    until(lambda: controller.queue.running == 0)
 
 
 def test_threads_that_race_freely_leave_nothing_behind() -> None:
     works = ThreadWorks()
     works.let_go(*(f"/{number % 7}" for number in range(7)))
-    app, reception = watched(works, Shedding(limit=2, queue_most=4, priority=level_of))
+    app, controller = watched(works, Shedding(limit=2, queue_most=4, priority=level_of))
     crowd = [
         future
         for number in range(120)
@@ -59,18 +59,18 @@ def test_threads_that_race_freely_leave_nothing_behind() -> None:
     assert set(statuses) <= {200, 503}
     assert statuses.count(200) == len(works.ran)
     assert works.peak <= 2
-    assert (reception.queue.running, reception.queue.waiting) == (0, 0)
+    assert (controller.queue.running, controller.queue.waiting) == (0, 0)
 
 
 def test_the_queue_is_bounded_the_most_important_enter_first_and_the_displaced_are_told() -> None:
     works, told = ThreadWorks(), list[Event]()
-    app, reception = watched(works, Shedding(limit=1, queue_most=2, priority=level_of), listener=told.append)
+    app, controller = watched(works, Shedding(limit=1, queue_most=2, priority=level_of), listener=told.append)
     [running] = asking_threads(app, "/running")
     works.arrival()
     [low] = asking_threads(app, "/low", headers={"x-level": "-1"})
-    until(lambda: reception.queue.waiting == 1)
+    until(lambda: controller.queue.waiting == 1)
     [normal] = asking_threads(app, "/normal")
-    until(lambda: reception.queue.waiting == 2)
+    until(lambda: controller.queue.waiting == 2)
     [high] = asking_threads(app, "/high", headers={"x-level": "1"})
     displaced = low.result(PATIENCE_S)
     assert (displaced.status, displaced.problem) == (503, "overloaded")
@@ -123,35 +123,35 @@ class BreaksWhenClosed:
 
 @pytest.mark.parametrize("broken", [breaks, breaks_in_its_body, BreaksWhenClosed])
 def test_a_handler_that_raises_gives_its_place_back_once(broken: Callable[..., Iterable[bytes]]) -> None:
-    app, reception = watched(broken, Shedding(limit=2))
+    app, controller = watched(broken, Shedding(limit=2))
     for _ in range(5):
         with pytest.raises(Broken):
             ask_thread(app, "/")
-        assert reception.queue.running == 0
+        assert controller.queue.running == 0
 
 
 def test_an_answer_that_is_closed_unread_gives_its_place_back() -> None:
-    app, reception = watched(ThreadWorks(late=True))
+    app, controller = watched(ThreadWorks(late=True))
     answer: Any = app({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *given: lambda data: None)
-    assert reception.queue.running == 1
+    assert controller.queue.running == 1
     answer.close()
-    assert reception.queue.running == 0
+    assert controller.queue.running == 0
 
 
 def test_a_thread_that_is_interrupted_in_the_queue_leaves_it() -> None:
     works, interrupts = ThreadWorks(), [KeyboardInterrupt]
 
     def clock() -> float:
-        if reception.queue.waiting and interrupts:
+        if controller.queue.waiting and interrupts:
             raise interrupts.pop()
         return time.monotonic()
 
-    app, reception = watched(works, ONE, clock=clock)
+    app, controller = watched(works, ONE, clock=clock)
     [running] = asking_threads(app, "/running")
     works.arrival()
     with pytest.raises(KeyboardInterrupt):
         ask_thread(app, "/interrupted")
-    assert (reception.queue.running, reception.queue.waiting) == (1, 0)
+    assert (controller.queue.running, controller.queue.waiting) == (1, 0)
     works.let_go("/running")
     assert running.result(PATIENCE_S).status == 200
 
@@ -165,12 +165,12 @@ def test_a_stream_keeps_its_place_until_its_first_byte_and_an_event_stream_until
 
     clock, law = Clock(), Noted()
     terms = LimiterConfig(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
-    app, reception = watched(stream, Shedding(limit=terms, law=lambda: law), clock=clock)
+    app, controller = watched(stream, Shedding(limit=terms, law=lambda: law), clock=clock)
     for kind, held in (("text/csv", [True, False, False]), ("text/event-stream", [False, False, False])):
         found = []
         chunks = app({"REQUEST_METHOD": "GET", "PATH_INFO": f"/{kind}"}, lambda *given: lambda data: None)
         for _ in chunks:
-            found.append(reception.queue.running == 1)
+            found.append(controller.queue.running == 1)
             clock.now += 10
         assert found == held
         chunks.close()  # type: ignore[attr-defined]

@@ -74,6 +74,15 @@ async def seen(saga_id: str, action: str, times: int = 1) -> None:
             await asyncio.sleep(0.02)
 
 
+async def recorded(engine: SagaEngine, saga_id: str, step: str) -> None:
+    """Wait until the journal has this step: one that has only run is run again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if step in [entry.name for entry in await engine.history(saga_id)]:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def retry(engine: SagaEngine, saga_id: str) -> None:
     """Have it go on, unless the engine has tried it again in between by itself."""
     with suppress(SagaNotStopped):

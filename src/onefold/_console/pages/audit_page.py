@@ -19,7 +19,7 @@ _LINES: Final = 50
 async def show(visit: Visit) -> Response:
     after = visit.query("after")
     if after and not (after.isascii() and after.isdecimal() and len(after) <= 18):
-        raise HTTPException(400, "This is not a place in the audit: take what a page gave.")
+        raise HTTPException(400, "This is not a position in the audit: take the one that the page before links to.")
     lines = await visit.ask(functools.partial(list_audit, after=int(after) if after else None, limit=_LINES + 1))
     shown = [(line, line.details.get("why", ""), list(read_facts(line.details))) for line in lines[:_LINES]]
     more = shown[-1][0].id if len(lines) > _LINES else None

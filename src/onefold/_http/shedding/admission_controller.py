@@ -1,8 +1,8 @@
 """What both adapters of the shedder share: reading a request's head, answering those turned away, measuring the others.
 
-What counts as the latency of a request, and how long it keeps its place: from its entry to the first byte of its body,
+What counts as the latency of a request, and how long it holds its slot: from its entry to the first byte of its body,
 once that is on its way (inside the idempotency layer of ASGI that is after COMMIT), or to its end where it has none. A
-stream that then goes on for an hour holds no place, and its hour counts as no request's latency. A `text/event-stream`
+stream that then goes on for an hour holds no slot, and its hour counts as no request's latency. A `text/event-stream`
 may be silent long before its first byte, so there the head is enough.
 """
 
@@ -96,9 +96,9 @@ class AdmissionController:
             waited_s = self.clock() - ticket.arrived_at
             tell(self._listener, Queued(waited_s, ticket.priority, ticket.verdict == "enter"))
 
-    def place(self, entered_at: float, deadline: float | None) -> Admission:
+    def new_slot(self, entered_at: float, deadline: float | None) -> AdmissionSlot:
         """For a request that may run now."""
-        return Admission(self, entered_at, deadline)
+        return AdmissionSlot(self, entered_at, deadline)
 
     def wake(self, tickets: Iterable[Ticket]) -> None:
         """Tell those who wait that there is a verdict."""
@@ -113,13 +113,13 @@ class AdmissionController:
             tell(self._listener, LimitMoved(limit))
 
 
-class Admission:
-    """The place of a request that runs. It is given back exactly once, however often its end is told."""
+class AdmissionSlot:
+    """The slot of a request that runs. It is given back exactly once, however often its end is told."""
 
-    __slots__ = ("_deadline", "_entered_at", "_reception", "held", "status")
+    __slots__ = ("_controller", "_deadline", "_entered_at", "held", "status")
 
-    def __init__(self, admission: AdmissionController, entered_at: float, deadline: float | None) -> None:
-        self._reception = admission
+    def __init__(self, controller: AdmissionController, entered_at: float, deadline: float | None) -> None:
+        self._controller = controller
         self._entered_at = entered_at
         self._deadline = deadline
         self.held = True
@@ -129,7 +129,7 @@ class Admission:
         """The request is answered, or over."""
         if not self.held:
             return
-        now = self._reception.clock()
+        now = self._controller.clock()
         dropped = self.status in DROPPED
         late = self._deadline is not None and now > self._deadline
         # Other failures say nothing about capacity: a service that fails fast is not a fast service.
@@ -139,19 +139,19 @@ class Admission:
     def give_up(self) -> None:
         """The request did not run after all: that says nothing."""
         if self.held:
-            self._give_back(self._reception.clock(), None)
+            self._give_back(self._controller.clock(), None)
 
     def fail(self, error: BaseException) -> None:
         """The handler raised: only a time-out says something about capacity."""
         if self.held:
-            now = self._reception.clock()
+            now = self._controller.clock()
             dropped = isinstance(error, TimeoutError)
             self._give_back(now, now - self._entered_at if dropped else None, dropped=dropped)
 
     def _give_back(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> None:
         self.held = False
-        admission = self._reception
-        told = admission.queue.leave(now, latency_s, dropped=dropped, late=late)
+        controller = self._controller
+        told = controller.queue.leave(now, latency_s, dropped=dropped, late=late)
         if told:
-            admission.wake(told)
-        admission.limit_may_have_moved()
+            controller.wake(told)
+        controller.limit_may_have_moved()

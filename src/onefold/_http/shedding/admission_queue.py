@@ -6,7 +6,7 @@ goes first: the oldest are the next to be given up by their clients, and to serv
 too late. When the queue is full, the request that would be served last is turned away: the newcomer, or the one that it
 displaces.
 
-Whenever a place is free, first those are shed who have waited too long, the oldest before the others, and whatever
+Whenever a slot is free, first those are shed who have waited too long, the oldest before the others, and whatever
 their importance: their clients are hardly there any more. What the shedder is told is the wait of the oldest, not of
 the one that enters: else newest-first would hide the queue it is the remedy for.
 

@@ -16,7 +16,7 @@ from onefold._http.guarded_request import GuardedRequest
 from onefold._http.problems import problem
 from onefold._http.request import Request
 from onefold._http.scope_keys import GUARDED
-from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
+from onefold._http.shedding.admission_controller import EVENT_STREAM, AdmissionController, AdmissionSlot
 from onefold._http.shedding.admission_queue import Ticket, Verdict
 from onefold._http.shedding.settings import Shedding
 from onefold._kernel import deadlines
@@ -34,18 +34,18 @@ _AHEAD_BYTES_MAX = 64 * 1024
 class SheddingMiddleware:
     """An ASGI application that does not take in more than it can do. It serves one event loop at a time."""
 
-    def __init__(self, app: Application, admission: AdmissionController, settings: Shedding) -> None:
+    def __init__(self, app: Application, controller: AdmissionController, settings: Shedding) -> None:
         self._app = app
-        self._reception = admission
+        self._controller = controller
         header = settings.deadline_header
         self._header = None if header is None else header.lower().encode("latin-1")
         self._exempts = bool(settings.exempt)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (self._exempts and self._reception.exempts(_request(scope).path_below_root)):
+        if scope["type"] != "http" or (self._exempts and self._controller.exempts(_request(scope).path_below_root)):
             return await self._app(scope, receive, send)
-        admission = self._reception
-        now = admission.clock()
+        controller = self._controller
+        now = controller.clock()
         deadline = deadlines.current()
         if self._header is not None:
             for name, value in scope["headers"]:
@@ -54,28 +54,28 @@ class SheddingMiddleware:
                     deadline = deadline if granted_s is None else deadlines.shorten(now + granted_s)
                     break
         try:
-            priority = 0 if admission.priority is None else admission.rank(_request(scope))
+            priority = 0 if controller.priority is None else controller.rank(_request(scope))
         except CallerError as error:  # a header that the priority is read from is there twice
             return await send_whole(problem(error), send)
-        ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
+        ticket = controller.queue.arrive(now, priority=priority, deadline=deadline)
         if ticket is None:
-            return await self._run(_WatchedResponse(admission.place(now, deadline), send, deadline), scope, receive)
-        line = _QueuedRequest(admission, ticket, receive, scope.get(GUARDED))
+            return await self._run(_WatchedResponse(controller.new_slot(now, deadline), send, deadline), scope, receive)
+        line = _QueuedRequest(controller, ticket, receive, scope.get(GUARDED))
         verdict = await line.verdict()
-        admission.report_wait(ticket)
+        controller.report_wait(ticket)
         if verdict == "gone":
             return None
         if verdict != "enter":
-            return await send_whole(admission.refusal(verdict, priority), send)
-        answer = _WatchedResponse(admission.place(admission.clock(), deadline), send, deadline)
+            return await send_whole(controller.refusal(verdict, priority), send)
+        answer = _WatchedResponse(controller.new_slot(controller.clock(), deadline), send, deadline)
         if line.aside is not None:
             try:
                 instead = await run_async(line.aside.step_back(), line.aside.executor)
             except BaseException as error:
-                answer.place.fail(error)
+                answer.slot.fail(error)
                 raise
             if instead is not None:
-                answer.place.give_up()
+                answer.slot.give_up()
                 return await send_whole(instead, send)
         return await self._run(answer, scope, line)
 
@@ -84,52 +84,52 @@ class SheddingMiddleware:
         try:
             await self._app(scope, receive, answer)
         except BaseException as error:
-            answer.place.fail(error)
+            answer.slot.fail(error)
             raise
         finally:
             if token is not None:
                 deadlines.end(token)
-        answer.place.leave()
+        answer.slot.leave()
 
 
 class _WatchedResponse:
-    """What the application sends, when its place is free, and when its caller's deadline has no meaning any more."""
+    """What the application sends, when its slot is free, and when its caller's deadline has no meaning any more."""
 
-    __slots__ = ("_send", "granted", "place")
+    __slots__ = ("_send", "granted", "slot")
 
-    def __init__(self, place: Admission, send: Send, deadline: float | None) -> None:
-        self.place = place
+    def __init__(self, slot: AdmissionSlot, send: Send, deadline: float | None) -> None:
+        self.slot = slot
         self._send = send
         self.granted = None if deadline is None else deadlines.Granted(deadline)
 
     async def __call__(self, message: Message) -> None:
         await self._send(message)
-        place = self.place
+        slot = self.slot
         if self.granted is not None and message["type"] in _BODIES and not message.get("more_body", False):
             self.granted.lift()  # background tasks come next
-        if not place.held:
+        if not slot.held:
             return
         if message["type"] == "http.response.start":
-            place.status = message["status"]
+            slot.status = message["status"]
             if _is_event_stream(message.get("headers", ())):
-                place.leave()
+                slot.leave()
         elif message["type"] in _BODIES and (message.get("body") or not message.get("more_body", False)):
-            place.leave()
+            slot.leave()
 
 
 class _QueuedRequest:
     """A request in the queue; afterwards it is what the application receives."""
 
-    __slots__ = ("_ahead", "_gone", "_guarded", "_receive", "_reception", "_ticket", "aside")
+    __slots__ = ("_ahead", "_controller", "_gone", "_guarded", "_receive", "_ticket", "aside")
 
     def __init__(
         self,
-        admission: AdmissionController,
+        controller: AdmissionController,
         ticket: Ticket,
         receive: Receive,
         guarded: GuardedRequest[TaskExecutor[Any]] | None,
     ) -> None:
-        self._reception = admission
+        self._controller = controller
         self._ticket = ticket
         self._receive = receive
         self._guarded = guarded
@@ -142,8 +142,8 @@ class _QueuedRequest:
         return self._ahead.popleft() if self._ahead else await self._receive()
 
     async def verdict(self) -> Verdict:
-        """Wait for it, or for the client to go away. Cancelled: the ticket is given up, and its place with it."""
-        admission, ticket = self._reception, self._ticket
+        """Wait for it, or for the client to go away. Cancelled: the ticket is given up, and its slot with it."""
+        controller, ticket = self._controller, self._ticket
         if ticket.instead_of is not None:
             ticket.instead_of.wake()
         try:
@@ -153,10 +153,10 @@ class _QueuedRequest:
             if ticket.verdict is None:
                 await self._wait()
         except BaseException:
-            admission.wake(admission.queue.give_up(ticket, admission.clock()))
+            controller.wake(controller.queue.give_up(ticket, controller.clock()))
             raise
         if self._gone:
-            admission.wake(admission.queue.give_up(ticket, admission.clock()))
+            controller.wake(controller.queue.give_up(ticket, controller.clock()))
         assert ticket.verdict is not None
         return ticket.verdict
 
@@ -169,7 +169,7 @@ class _QueuedRequest:
                 told.set_result(None)
 
         self._ticket.wake = wake
-        timer = loop.call_later(self._ticket.until - self._reception.clock(), wake)
+        timer = loop.call_later(self._ticket.until - self._controller.clock(), wake)
         listening = loop.create_task(self._listen())
         listening.add_done_callback(lambda _: wake() if self._gone else None)
         try:
@@ -181,7 +181,7 @@ class _QueuedRequest:
             await asyncio.wait((listening,))
         if not self._gone:
             # No verdict yet means: woken by the timer, which may ring a little early by our clock.
-            self._reception.queue.time_out(self._ticket, max(self._ticket.until, self._reception.clock()))
+            self._controller.queue.time_out(self._ticket, max(self._ticket.until, self._controller.clock()))
 
     async def _listen(self) -> None:
         ahead, more = 0, True

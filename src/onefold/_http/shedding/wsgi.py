@@ -11,7 +11,7 @@ from onefold._http.guarded_request import GuardedRequest
 from onefold._http.problems import problem
 from onefold._http.request import Response
 from onefold._http.scope_keys import GUARDED
-from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
+from onefold._http.shedding.admission_controller import EVENT_STREAM, AdmissionController, AdmissionSlot
 from onefold._http.shedding.admission_queue import Ticket, Verdict
 from onefold._http.shedding.settings import Shedding
 from onefold._http.wsgi import Application, Environ, ExcInfo, StartResponse, request_of, send_whole
@@ -26,44 +26,44 @@ T = TypeVar("T")
 class SheddingMiddleware:
     """A WSGI application that does not take in more than it can do."""
 
-    def __init__(self, app: Application, admission: AdmissionController, settings: Shedding) -> None:
+    def __init__(self, app: Application, controller: AdmissionController, settings: Shedding) -> None:
         self._app = app
-        self._reception = admission
+        self._controller = controller
         header = settings.deadline_header
         self._header = None if header is None else "HTTP_" + header.upper().replace("-", "_")
         self._exempts = bool(settings.exempt)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        admission = self._reception
-        if self._exempts and admission.exempts(request_of(environ).path):
+        controller = self._controller
+        if self._exempts and controller.exempts(request_of(environ).path):
             return self._app(environ, start_response)
-        now = admission.clock()
+        now = controller.clock()
         granted_s = None if self._header is None else deadlines.parse_s(environ.get(self._header))
         deadline = deadlines.current() if granted_s is None else deadlines.shorten(now + granted_s)
         try:
-            priority = 0 if admission.priority is None else admission.rank(request_of(environ))
+            priority = 0 if controller.priority is None else controller.rank(request_of(environ))
         except CallerError as error:  # what the priority is read from cannot be used
             return send_whole(problem(error), start_response)
-        ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
+        ticket = controller.queue.arrive(now, priority=priority, deadline=deadline)
         if ticket is not None:
             verdict, aside = self._verdict(ticket, environ.get(GUARDED))
-            admission.report_wait(ticket)
+            controller.report_wait(ticket)
             if verdict != "enter":
-                return send_whole(admission.refusal(verdict, priority), start_response)
-            place = admission.place(admission.clock(), deadline)
-            if aside is not None and (instead := _step_back(place, aside)) is not None:
+                return send_whole(controller.refusal(verdict, priority), start_response)
+            slot = controller.new_slot(controller.clock(), deadline)
+            if aside is not None and (instead := _step_back(slot, aside)) is not None:
                 return send_whole(instead, start_response)
         else:
-            place = admission.place(now, deadline)
-        return self._run(place, deadline, environ, start_response)
+            slot = controller.new_slot(now, deadline)
+        return self._run(slot, deadline, environ, start_response)
 
     def _verdict(
         self, ticket: Ticket, guarded: GuardedRequest[ThreadExecutor[Any]] | None
     ) -> tuple[Verdict, GuardedRequest[ThreadExecutor[Any]] | None]:
-        """Wait for it. Interrupted: the ticket is given up, and its place, if it has one. The claim of a request does
+        """Wait for it. Interrupted: the ticket is given up, and its slot, if it has one. The claim of a request does
         not wait with it: what is returned beside the verdict has to be claimed again."""
         aside = None
-        admission = self._reception
+        controller = self._controller
         if ticket.instead_of is not None:
             ticket.instead_of.wake()
         told = Event()
@@ -73,51 +73,51 @@ class SheddingMiddleware:
                 aside = guarded
             # Looked at after `wake` is set: who told before that has left the verdict here.
             while ticket.verdict is None:
-                told.wait(max(0.0, ticket.until - admission.clock()))
-                admission.queue.time_out(ticket, admission.clock())
+                told.wait(max(0.0, ticket.until - controller.clock()))
+                controller.queue.time_out(ticket, controller.clock())
         except BaseException:
-            admission.wake(admission.queue.give_up(ticket, admission.clock()))
+            controller.wake(controller.queue.give_up(ticket, controller.clock()))
             raise
         return ticket.verdict, aside
 
     def _run(
-        self, place: Admission, deadline: float | None, environ: Environ, start_response: StartResponse
+        self, slot: AdmissionSlot, deadline: float | None, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         def start(
             status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
         ) -> Callable[[bytes], object]:
-            place.status = int(status[:3])
+            slot.status = int(status[:3])
             if any(name.lower() == "content-type" and value.startswith(EVENT_STREAM) for name, value in headers):
-                place.leave()
+                slot.leave()
             return start_response(status, headers) if exc_info is None else start_response(status, headers, exc_info)
 
-        answer = _WatchedResponse(place, deadline)
+        answer = _WatchedResponse(slot, deadline)
         chunks = answer.step(lambda: self._app(environ, start))
         if isinstance(chunks, list | tuple):  # servers read its length
             answer.lift()
-            place.leave()
+            slot.leave()
             return chunks
         answer.begin(chunks)
         return answer
 
 
-def _step_back(place: Admission, guarded: GuardedRequest[ThreadExecutor[Any]]) -> Response | None:
-    """The request runs (None), or its place is free again: it was done meanwhile."""
+def _step_back(slot: AdmissionSlot, guarded: GuardedRequest[ThreadExecutor[Any]]) -> Response | None:
+    """The request runs (None), or its slot is free again: it was done meanwhile."""
     try:
         instead = run(guarded.step_back(), guarded.executor)
     except BaseException as error:
-        place.fail(error)
+        slot.fail(error)
         raise
     if instead is not None:
-        place.give_up()
+        slot.give_up()
     return instead
 
 
 class _WatchedResponse:
-    """What the application sends, and when its place is free. The handler may be a generator, and run only now."""
+    """What the application sends, and when its slot is free. The handler may be a generator, and run only now."""
 
-    def __init__(self, place: Admission, deadline: float | None) -> None:
-        self._place = place
+    def __init__(self, slot: AdmissionSlot, deadline: float | None) -> None:
+        self._slot = slot
         self._granted = None if deadline is None else deadlines.Granted(deadline)
         self._whole: Iterable[bytes] = ()
         self._chunks: Iterator[bytes] = iter(())
@@ -134,10 +134,10 @@ class _WatchedResponse:
             chunk = self.step(self._chunks.__next__)
         except StopIteration:
             self.lift()
-            self._place.leave()
+            self._slot.leave()
             raise
         if chunk:
-            self._place.leave()
+            self._slot.leave()
         return chunk
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class _WatchedResponse:
             if close is not None:
                 self.step(close)
         finally:
-            self._place.leave()
+            self._slot.leave()
 
     def step(self, work: Callable[[], T]) -> T:
         """A part of the application's work, with its deadline in place."""
@@ -157,7 +157,7 @@ class _WatchedResponse:
         except StopIteration:
             raise
         except BaseException as error:
-            self._place.fail(error)
+            self._slot.fail(error)
             raise
         finally:
             if token is not None:

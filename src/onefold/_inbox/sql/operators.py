@@ -146,8 +146,8 @@ class OperatorStatements:
             )
         """
         self._consumers = d.text(f"{consumers} SELECT consumer FROM found WHERE consumer IS NOT NULL LIMIT 1000")
-        self._counts = d.text(f"""
-            SELECT consumer, topic, state, count(*), {d.epoch_ms("min(created_at)")} FROM onefold_letter
+        self._counts = d.text("""
+            SELECT consumer, topic, state, count(*) FROM onefold_letter
             GROUP BY consumer, topic, state ORDER BY consumer, topic, state LIMIT 1000
         """)
         # Each by an index of its own, and no further than asked for.
@@ -188,7 +188,7 @@ class OperatorStatements:
         return Statement(self._list_summaries[state], (*chosen, b"", limit))
 
     def newest_dead(self, chosen: tuple[Value, ...], before: tuple[int, str] | None, limit: int) -> Statement:
-        """As `list_summaries`, from behind this place on, and with the place of each at its end."""
+        """As `list_summaries`, from behind this position on, and with the position of each at its end."""
         return Statement(self._newest_dead, (*chosen, b"", limit, *(before or (_LAST, ""))))
 
     def next_waiting(self, chosen: tuple[Value, ...], limit: int) -> Statement:

@@ -113,7 +113,10 @@ class ActivityCounts:
                 for ((span_s, since_s), (instrument, labels)), amount in self._unwritten.items()
             ]
         if left_out:
-            _log.warning("activity: %d counts that the database did not take are left out, the oldest first", left_out)
+            _log.warning(
+                "activity: %d counts were dropped, the oldest first: the database has not taken them for too long",
+                left_out,
+            )
         return found
 
     def _merge(self, span: _Span) -> None:

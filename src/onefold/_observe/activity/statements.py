@@ -35,7 +35,8 @@ ON CONFLICT ({_KEY}) DO UPDATE SET amount = greatest(kept.amount, excluded.amoun
 
 _SQLITE_WRITE: Final = f"""
 INSERT INTO onefold_activity ({_KEY}, amount)
-SELECT value ->> 'span_s', value ->> 'since_s', value ->> 'instrument', value ->> 'labels', ?1, value ->> 'amount'
+SELECT json_extract(value, '$.span_s'), json_extract(value, '$.since_s'), json_extract(value, '$.instrument'),
+       json_extract(value, '$.labels'), ?1, json_extract(value, '$.amount')
 FROM json_each(?2) WHERE true
 ON CONFLICT ({_KEY}) DO UPDATE SET amount = max(amount, excluded.amount)
 """
