@@ -33,6 +33,7 @@ from onefold.errors import ConfigurationError
 from onefold.fastapi import Steps, stored_principal
 from tests.steps.places import Place
 from tests.steps.rides import FRAMEWORKS, Application, Broken, breaks
+from tests.support.cancelled_drivers import CancelledFirst
 from tests.support.patience import PATIENCE_S
 
 NOW: Any = {"abandoned_after_s": 0.0}
@@ -513,23 +514,6 @@ async def test_a_block_on_asyncio_does_the_same_and_ends(address: str, place: Pl
     await accounts.once.close()
 
 
-class CancelledFirst:
-    """A database, a future of whose driver is cancelled elsewhere the first time."""
-
-    def __init__(self, database: Any) -> None:
-        self._database = database
-        self.dialect = database.dialect
-        self.asked = 0
-
-    async def acquire(self) -> Any:
-        self.asked += 1
-        if self.asked == 1:
-            raise asyncio.CancelledError
-        return await self._database.acquire()
-
-    async def close(self) -> None: ...
-
-
 async def test_a_round_that_is_cancelled_elsewhere_does_not_end_the_completer(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -537,7 +521,7 @@ async def test_a_round_that_is_cancelled_elsewhere_does_not_end_the_completer(
     database = CancelledFirst(accounts.once._for_workers())
     completing = asyncio.create_task(completion_of(accounts.once, {}).until(stop, database, 0.02))
     async with asyncio.timeout(PATIENCE_S):
-        while database.asked < 2:
+        while database.acquired < 2:
             assert not completing.done()
             await asyncio.sleep(0.01)
         stop.set()

@@ -24,6 +24,7 @@ from onefold._steps.model import Held
 from onefold.db._drivers import async_database
 from onefold.errors import StoreUnavailable
 from tests.steps.places import ASK, ON_POSTGRES, Place
+from tests.support.cancelled_drivers import CancelledFirst
 from tests.support.patience import PATIENCE_S
 
 #: Beats are a third of it apart.
@@ -250,23 +251,6 @@ async def test_on_asyncio_a_held_work_is_renewed_and_one_that_was_taken_over_is_
     finally:
         await heartbeat.close()
         await database.close()
-
-
-class CancelledFirst:
-    """A driver, a future of which is cancelled elsewhere: what awaits it gets a CancelledError that is not its own."""
-
-    def __init__(self, database: Any) -> None:
-        self._database = database
-        self.dialect = database.dialect
-        self.asked = 0
-
-    async def acquire(self) -> Any:
-        self.asked += 1
-        if self.asked == 1:
-            raise asyncio.CancelledError
-        return await self._database.acquire()
-
-    async def close(self) -> None: ...
 
 
 async def test_on_asyncio_a_beat_that_is_cancelled_elsewhere_is_tried_again(
