@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import asyncpg
@@ -18,8 +18,10 @@ from onefold.db._asyncpg_fast import FastConnection
 from onefold.db._batch_plans import ITEMS_MAX
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
-from tests.db.drivers import public_only
+from tests.db.asyncpg_ways import database, fast_only, way
 from tests.support.patience import PATIENCE_S
+
+__all__ = ["database", "way"]
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY, at timestamptz DEFAULT statement_timestamp())")
@@ -28,23 +30,6 @@ PREPARED = Statement("SELECT name FROM pg_prepared_statements WHERE name LIKE 'o
 
 def insert(id_: int) -> Statement:
     return Statement("INSERT INTO thing (id) VALUES ($1::bigint)", (id_,))
-
-
-@pytest.fixture(autouse=True, params=["fast", "public"])
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """How asyncpg is used."""
-    with public_only() if request.param == "public" else nullcontext():
-        yield request.param
-
-
-fast_only = pytest.mark.parametrize("way", ["fast"], indirect=True)
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[AsyncpgDatabase]:
-    database = AsyncpgDatabase(postgres_dsn)
-    yield database
-    await database.close()
 
 
 @fast_only

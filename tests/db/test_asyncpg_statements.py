@@ -3,38 +3,24 @@ forgotten where it is another one now."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
 from onefold._kernel.effects import Boundary, HandlerStatement, Statement
+from onefold.db._asyncpg_statements import _as_written
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConnectionLost, OnefoldError
-from tests.db.drivers import public_only
+from tests.db.asyncpg_ways import database, fast_only, way
 
-BEGIN, ROLLBACK = Boundary.BEGIN, Boundary.ROLLBACK
+__all__ = ["database", "way"]
+
+BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 FIVE = "SELECT $1::bigint AS found"
 ALL = "SELECT * FROM thing"
-
-
-@pytest.fixture(autouse=True, params=["fast", "public"])
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """How asyncpg is used."""
-    with public_only() if request.param == "public" else nullcontext():
-        yield request.param
-
-
-fast_only = pytest.mark.parametrize("way", ["fast"], indirect=True)
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[AsyncpgDatabase]:
-    database = AsyncpgDatabase(postgres_dsn)
-    yield database
-    await database.close()
 
 
 @fast_only
@@ -83,6 +69,29 @@ async def test_a_table_that_was_altered_is_refused_once(
     await connection.batch((ROLLBACK,))
     await connection.batch((BEGIN,))
     assert await ask() == [(1, None)]
+    await connection.batch((ROLLBACK,))
+    await elsewhere.close()
+    await connection.discard()
+
+
+async def test_a_type_that_was_altered_is_refused_once(database: AsyncpgDatabase, postgres_dsn: str) -> None:
+    elsewhere = await asyncpg.connect(postgres_dsn)
+    await elsewhere.execute("CREATE TYPE place AS (row int, seat int)")
+    await elsewhere.execute("CREATE TABLE booking (at place)")
+    await elsewhere.execute("INSERT INTO booking VALUES ((7, 12))")
+    connection = await database.acquire()
+    booked = HandlerStatement("SELECT at FROM booking")
+    await connection.batch((BEGIN,))
+    assert [tuple((await connection.query(booked)).rows[0][0]) for _ in range(2)] == [(7, 12)] * 2
+    await connection.batch((ROLLBACK,))
+    await elsewhere.execute("ALTER TYPE place ADD ATTRIBUTE hall text")
+    await connection.batch((BEGIN,))
+    with pytest.raises(OnefoldError):
+        await connection.query(booked)
+    await connection.batch((ROLLBACK,))
+    await connection.batch((BEGIN,))
+    [(place,)] = (await connection.query(booked)).rows
+    assert tuple(place) == (7, 12, None)
     await connection.batch((ROLLBACK,))
     await elsewhere.close()
     await connection.discard()
@@ -181,12 +190,96 @@ async def test_a_query_logger_of_the_handlers_is_told_of_each_statement(database
     await connection.discard()
 
 
-async def test_a_connection_that_is_closed_is_lost(database: AsyncpgDatabase) -> None:
+class LookAlike:
+    """A wrapper of a function that shows its attributes as its own, as those of instrumentation libraries do."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
+def test_a_function_that_was_wrapped_before_onefold_was_imported_is_not_taken_for_asyncpgs() -> None:
+    fetch: Any = vars(asyncpg.Connection)["fetch"]
+
+    @functools.wraps(fetch)
+    async def watched(*args: Any, **kwargs: Any) -> Any:
+        return await fetch(*args, **kwargs)
+
+    assert _as_written(fetch) is fetch
+    assert _as_written(watched) is None
+    assert _as_written(LookAlike(fetch)) is None
+
+
+async def test_a_connection_that_the_handler_gave_back_executes_nothing_in_the_transaction_of_its_next_user(
+    postgres_dsn: str,
+) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncpgDatabase(pool)
+        connection = await database.acquire()
+        await connection.batch((BEGIN,))
+        for _ in range(2):
+            await connection.query(HandlerStatement(FIVE, (5,)))
+        await connection.batch((ROLLBACK,))
+        handle: Any = connection.handle
+        await pool.release(handle)
+        async with pool.acquire() as other, other.transaction():
+            with pytest.raises(OnefoldError):
+                await connection.query(HandlerStatement(FIVE, (5,)))
+        await connection.discard()
+        await database.close()
+
+
+async def test_what_a_natural_write_sets_in_its_session_is_reset_before_the_next_request(
+    database: AsyncpgDatabase,
+) -> None:
+    """As a trigger of the table may. The handler itself never had the connection."""
+    setting = HandlerStatement("SELECT set_config('app.tenant', $1::text, false)", ("acme",))
+    for _ in range(2):  # asyncpg knows the statement the second time
+        connection = await database.acquire()
+        await connection.batch((BEGIN,))
+        await connection.query(setting)
+        await connection.batch((COMMIT,))
+        await connection.release()
     connection = await database.acquire()
+    [(tenant,)] = await connection.fetch(Statement("SELECT current_setting('app.tenant', true)"))
+    assert not tenant
+    await connection.release()
+
+
+@fast_only
+async def test_what_onefold_executes_is_not_taken_for_something_the_handler_has(database: AsyncpgDatabase) -> None:
+    connection: Any = await database.acquire()
+    await connection.batch((BEGIN,))
+    assert connection.handle is not None
+    for _ in range(3):
+        await connection.fetch(Statement(FIVE, (5,)))
+    assert not connection.executed
+    await connection.query(HandlerStatement(FIVE, (5,)))
+    assert connection.executed
+    await connection.discard()
+
+
+async def test_a_statement_with_values_that_is_a_batch_by_itself_says_how_many_rows_it_has_changed(
+    database: AsyncpgDatabase,
+) -> None:
+    connection = await database.acquire()
+    await connection.batch((BEGIN, Statement("CREATE TABLE thing (id bigint)")))
+    for number in range(3):
+        assert await connection.batch((Statement("INSERT INTO thing VALUES ($1::bigint)", (number,)),)) == 1
+    await connection.discard()
+
+
+@pytest.mark.parametrize("verb", ["query", "fetch"])
+async def test_a_connection_that_is_closed_is_lost(database: AsyncpgDatabase, verb: str) -> None:
+    connection = await database.acquire()
+    statement: Any = HandlerStatement(FIVE, (5,)) if verb == "query" else Statement(FIVE, (5,))
+    ask = getattr(connection, verb)
     await connection.batch((BEGIN,))
     for _ in range(2):
-        await connection.query(HandlerStatement(FIVE, (5,)))
+        await ask(statement)
     connection.handle.terminate()
     with pytest.raises(ConnectionLost):
-        await connection.query(HandlerStatement(FIVE, (5,)))
+        await ask(statement)
     await connection.discard()
