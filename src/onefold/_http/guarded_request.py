@@ -22,7 +22,8 @@ from onefold._http.authentication import ApplicationRefusal, authenticate, rende
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
-from onefold._http.refusals import RefusedRequest, refuse
+from onefold._http.refusals import answer_lost, answer_misuse, refuse
+from onefold._http.reported_request import ReportedRequest
 from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
 from onefold._http.route_policy import Route
@@ -65,7 +66,7 @@ E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
 _log = logging.getLogger("onefold.requests")
 
 
-class GuardedRequest(RefusedRequest, Generic[E]):
+class GuardedRequest(ReportedRequest, Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
     def __init__(
@@ -84,7 +85,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
         self.entered = not guard.decorated
-        # The rest of it, too, is written here and not its class's default: see `Transaction`.
+        # Set here, as all the rest, and not a default of the class: see `Transaction.__init__`.
         self.trace, self._began = None, 0.0
         self._ask: Ask | None = None
         self._body = b""
@@ -142,11 +143,6 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         if self.quota_slot is not None:
             self.quota_slot.recorded = self.keyed and self.tx.settled
             self.quota_slot.leave()
-
-    @property
-    def shared(self) -> RequestGuard:
-        """What all requests of the application share."""
-        return self._guard
 
     @property
     def keyed(self) -> bool:
@@ -271,12 +267,12 @@ class GuardedRequest(RefusedRequest, Generic[E]):
             return await self.fail(error)
         if status >= 500 or status in NOT_STORED or not self.entered:
             found = await self.abort("not entered" if not self.entered else f"status {status}")
-            return self._answer_lost(found, self.raised) if status >= 500 else self._answer_misuse(found)
+            return answer_lost(self, found, self.raised) if status >= 500 else answer_misuse(self, found)
         keep_rows = status < 400
         if error is not None and keep_rows:
             # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
             _log.warning(success_not_stored(self.operation, error, status))
-            return self._answer_misuse(await self.abort(type(error).__name__))
+            return answer_misuse(self, await self.abort(type(error).__name__))
         try:
             if self.steps is not None:
                 self.steps.check_end()
@@ -334,7 +330,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         failure = self._failure_of(error) if judged else None
         found = await self.abort(type(failure or error).__name__)
         if failure is None:
-            return self._answer_lost(found, error)
+            return answer_lost(self, found, error)
         return self._guard.log_and_refuse(failure, self.request, self.operation)
 
     def _is_failure(self, error: BaseException, status: int) -> bool:

@@ -36,17 +36,17 @@ def refuse(claim: InFlight | Mismatch | Expired, retention_s: float) -> tuple[Ou
             )
 
 
-class RefusedRequest(ReportedRequest):
-    """A request, as far as it is told what went wrong."""
+def answer_misuse(guarded: ReportedRequest, found: OnefoldError | None) -> Response | None:
+    """A refusal in place of the handler's answer, if the handler has committed by itself. None: its answer goes out.
+    `found` is what was wrong when the request was undone."""
+    return guarded.shared.refusal(found, guarded.request) if isinstance(found, TransactionMisused) else None
 
-    def _answer_misuse(self, found: OnefoldError | None) -> Response | None:
-        """What is answered in place of something better where the handler has committed by itself."""
-        return self._guard.refusal(found, self.request) if isinstance(found, TransactionMisused) else None
 
-    def _answer_lost(self, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
-        """What is answered where the connection was lost: what was raised tells no more than that, as a rule."""
-        if not isinstance(found, ConnectionLost) or raised is None:
-            return None
-        failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
-        failure.__cause__ = raised
-        return self._guard.log_and_refuse(failure, self.request, self.operation)
+def answer_lost(guarded: ReportedRequest, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
+    """A 503 in place of the framework's 500, if the connection was lost: what the handler raised is as a rule a
+    consequence of that. None: the framework answers what was raised."""
+    if not isinstance(found, ConnectionLost) or raised is None:
+        return None
+    failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
+    failure.__cause__ = raised
+    return guarded.shared.log_and_refuse(failure, guarded.request, guarded.operation)

@@ -1,6 +1,6 @@
-"""What is told of a request: events for the listener, and its span.
+"""The telemetry of a guarded request: events for the listener, and its span.
 
-A request of an application without a listener pays for one look whether there is one.
+Without a listener a request pays for one look whether there is one, and no more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def describe_request(request: Request, operation: str, key: str | None) -> dict[
 
 
 class ReportedRequest:
-    """A request, as far as it is told of."""
+    """What a `GuardedRequest` reports of itself."""
 
     _began: float
     _guard: RequestGuard
@@ -47,6 +47,11 @@ class ReportedRequest:
     request: Request
     trace: RequestTrace | None
     """Its span, where traces are made."""
+
+    @property
+    def shared(self) -> RequestGuard:
+        """What all requests of the application share."""
+        return self._guard
 
     def admit(self, body: bytes) -> Flow[Response | None]:
         raise NotImplementedError
