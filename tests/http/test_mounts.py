@@ -257,9 +257,9 @@ def test_names_begin_with_the_host_and_the_prefix(mount: str, template: str, nam
 
 
 def test_the_operations_of_a_place() -> None:
-    assert operations_of("POST", "/eu/o/{id}", None, release=False) == ("POST /eu/o/{}",)
-    assert operations_of("POST", "/eu/o/{id}", "pay", release=False) == ("POST pay", "POST /eu/o/{}")
-    assert operations_of("POST", "//<tenant>.*/pay", None, release=False) == ("POST //{}.*/pay",)
+    assert operations_of("POST", "/eu/o/{id}", None, earlier_release=False) == ("POST /eu/o/{}",)
+    assert operations_of("POST", "/eu/o/{id}", "pay", earlier_release=False) == ("POST pay", "POST /eu/o/{}")
+    assert operations_of("POST", "//<tenant>.*/pay", None, earlier_release=False) == ("POST //{}.*/pay",)
 
 
 def store_as_0_1(path: Path, asked_path: str, operation: str = "POST /pay") -> None:

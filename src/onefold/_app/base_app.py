@@ -116,10 +116,10 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         **unknown: Never,
     ) -> None:
         """`quota`: of one principal, on all routes together that have none of their own. `cache`: committed answers,
-        before the database. `earlier_records`: find keys of onefold 0.1, and of before a route's `operation` was given;
-        None: those of 0.1 where it may have had the database. `unsealed_answers`: read answers from before there was a
-        `sealer`, for one retention: who can write the table can write them too. `reap_every_s`: how often, about, an
-        ASGI application deletes what has expired; None: not here. `activity`: counts per minute, for the console."""
+        before the database. `earlier_records`: find keys of onefold 0.1, and of before a route was given its
+        `operation`; None: those of 0.1 only if it may have used this database. `unsealed_answers`: read answers from
+        before there was a `sealer`, for one retention: who can write the table can write them. `reap_every_s`: how
+        often an ASGI application deletes what expired; None: never. `activity`: counts per minute, for the console."""
         self._check_given(unknown, broker, listener)
         _migrate_embedded(database)
         self._database: D = self._open(database)

@@ -1,7 +1,8 @@
-"""Whether names and answers of onefold 0.1 are looked for: as it is said, or where 0.1 may have had the database.
+"""Whether an application looks for names and answers of onefold 0.1, beside its own.
 
-The database is asked once in a process, before its first claim, and not again: what 0.1 has left there does not change.
-Processes that know and others that do not exclude each other, for the names and locks of those are among these.
+`earlier_records=True` or `False` says so. With None the database is asked whether 0.1 may have used it, once in a
+process and before its first claim: what 0.1 has left there does not change. Processes that came to different answers
+still exclude each other: all use the names and locks of this release, and some use those of 0.1 besides.
 """
 
 from __future__ import annotations

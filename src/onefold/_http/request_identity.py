@@ -4,10 +4,10 @@ An operation is the method and the route's template without the names and types 
 does not change it. The template begins with where the application is that has the route: its host, and the prefix of
 its mount. Two applications on one database may have the same routes, and must not answer each other's retries.
 
-A route that moves keeps its keys by an `operation` of its own. A deploy may have been before that was given, and
-onefold 0.1 had the names of parameters in its operations, and no mount: keys stored under those names are found, and
-requests that run under them are seen, as far as the application's `Naming` says. The names of parameters that 0.1 had
-are today's, and those of the `operation`, if that is a template.
+A route that moves keeps its keys by an `operation` of its own. Keys may be stored, and requests may run, under earlier
+names: those of a deploy before the route was given its `operation`, and those of onefold 0.1, whose operations had the
+names of parameters in them, and no mount. Both are looked for as far as the application's `Naming` says. Parameters are
+taken to have had the names in 0.1 that they have today, or in the `operation`, if that is a template.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Naming(NamedTuple):
     """What an application's requests are named by, besides themselves."""
 
     earlier_release: bool = True
-    """Whether names and locks of onefold 0.1 are known, where there are some."""
+    """Whether names and locks of onefold 0.1 are used too."""
     earlier_deploys: bool = True
-    """Whether those of a deploy are that was before a route's `operation` was given."""
+    """Whether those are that a route had before it was given its `operation`."""
     peppers: tuple[bytes, ...] = ()
     open_headers: Callable[[Record], object] | None = None
     """Raises where the keys that a record was made with are not known."""
 
 
 @lru_cache(maxsize=1024)
-def operations_of(method: str, template: str, given: str | None, release: bool = True) -> tuple[str, ...]:
-    """The operation of a route, and then what it may have been called before: by a deploy before it was given, and by
-    the `release` before this one."""
+def operations_of(method: str, template: str, given: str | None, earlier_release: bool = True) -> tuple[str, ...]:
+    """The operation of a route, and then its earlier names: the one it had before its operation was `given` and, with
+    `earlier_release`, those of onefold 0.1."""
     nameless, automatic = (f"{method} {_without_names(name)}" for name in (given or template, template))
-    if not release:
+    if not earlier_release:
         return tuple(dict.fromkeys((nameless, automatic)))
     before = [f"{method} {template}", automatic]
     if given is not None:
@@ -81,9 +81,9 @@ def _as_given(unmounted: str, given: str | None) -> str:
 
 def scopes_of(principal: str, method: str, route: Route, naming: Naming) -> tuple[Scope, ...]:
     """The scope of a request, and then those it may have been stored under before."""
-    # A template that is mounted has a mount in it, which onefold 0.1 did not name: it is none of its names.
-    release = naming.earlier_release and route.unmounted is None
-    operations = operations_of(method, route.name, route.policy.operation, release)
+    # The name of a mounted route has the mount in it: none that onefold 0.1 gave.
+    earlier_release = naming.earlier_release and route.unmounted is None
+    operations = operations_of(method, route.name, route.policy.operation, earlier_release)
     if len(operations) == 1 or not naming.earlier_deploys:
         return (Scope(principal, operations[0]),)
     return tuple([Scope(principal, operation) for operation in operations])
@@ -130,7 +130,7 @@ class _RequestIdentity(NamedTuple):
     earlier: bytes
     """The digest that onefold 0.1 has."""
     before: Scope | None
-    """What a deploy before the route's operation was given takes its lock under."""
+    """The scope of the lock that a deploy takes from before the route was given its operation."""
 
     def is_same(self, record: Record) -> bool:
         """Whether a record is of this request."""

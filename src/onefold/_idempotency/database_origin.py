@@ -1,11 +1,13 @@
-"""Which release made a database's tables: only where onefold 0.1 did, it has left records, or may have processes.
+"""Whether onefold 0.1 may have used a database, found out by which release made its tables.
 
-`onefold_migration` has a time for each version, and what is applied together has one time. 0.1 brought the versions up
-to 5. Where 0.1 was first, version 6 came later; where 0.2 was first, it has the time of the others. Whatever cannot be
-told is taken for 0.1's: to look for its records in vain costs a little, not to look for them runs a request twice.
+Only where 0.1 made them can it have left records, or still run. `onefold_migration` has a time for each version, and
+versions that were applied together have the same one. 0.1 knew versions 1 to 5: where it came first, version 6 has a
+later time; where 0.2 came first, version 6 has the time of the others. In doubt the answer is yes: to look for records
+of 0.1 in vain costs a little, not to look for them runs a request twice.
 
-In doubt are tables that were migrated one version at a time, and SQLite files up to which times had seconds only. On
-Postgres also connections whose search path is not that of a new session: the next one may look into other tables.
+In doubt are tables that were migrated one version at a time, and SQLite files migrated before times had fractions of a
+second. On Postgres, so are connections whose search path is not that of a new session: the next one may lead to other
+tables.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _APPLIED_TOGETHER: Final = {
 
 
 async def may_be_of_0_1(dialect: str) -> bool:
-    """False where onefold 0.1 cannot have had this database. Raises what a claim would: the database is away, or not
+    """False where onefold 0.1 cannot have used this database. Raises what a claim would: the database is away, or not
     migrated."""
     try:
         rows = await with_connection(lambda: fetch_rows(Statement(_APPLIED_TOGETHER[dialect])))

@@ -61,7 +61,7 @@ class PendingCall:
 
 
 class InsideCall(PendingCall):
-    """One that its transaction waits for, with those `asked` for."""
+    """A call that its transaction waits for: until it is awaited, it is among those `asked` for."""
 
     __slots__ = ("_asked",)
 
@@ -121,7 +121,7 @@ class Exclusive:
 
 
 async def take_back(items: bool | tuple[BatchItem, ...]) -> bool:
-    """Whether the items, of `tx.cancel`, take an event back."""
+    """Execute what `tx.cancel` has left to do, if anything. Whether an event was taken back."""
     match items:
         case bool(known):
             return known

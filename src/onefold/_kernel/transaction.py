@@ -93,8 +93,8 @@ class Transaction(Generic[H]):
         sessions: Sessions | None = None,
         natural: Callable[[], NaturalWrites] | None = None,
     ) -> None:
-        # All of it is written here: what is its class's default is read several times as slowly, and what the first
-        # dozens of a process do not have from their beginning, the later ones get a dictionary for.
+        # Every attribute is set here. Python 3.11 reads a default of the class several times as slowly; and one that
+        # the first few dozen instances get only later costs each further instance a dictionary.
         self._executor = executor
         self._outbox, self._natural = outbox, natural
         self._sessions = sessions
@@ -350,7 +350,7 @@ class Transaction(Generic[H]):
         return answer
 
     def _await(self, make: Callable[[], Flow[Any]], executor: Any, begins: bool) -> Generator[Any, Any, Any]:
-        """`_perform`, when it is awaited."""
+        """What `_perform` returns on asyncio, once it is awaited."""
         self._check()
         try:
             answer = yield from run_async(make(), executor, keeps=True).__await__()

@@ -5,9 +5,9 @@ Theory of operation. A relay session has an id of its own that is never used aga
 no failure. A tick claims rows of its buckets, publishes them with no transaction open, one event per stream in flight,
 and marks them. Confirms are marked in any case. Reasons: docs/why/at-least-once-relay.md.
 
-No lock of a relay's lasts from one round trip to the next, but for those of copies, for a lease at the most. A process
-may be stopped anywhere, also in the middle of a statement, where a driver has one parsed before it sends the values:
-the server takes its transaction for busy then, and no time-out of idle ones ends it.
+A relay holds no lock from one round trip to the next, so one that is stopped holds up no other, even in the middle of
+a statement: drivers have a new one parsed before they send its values, and there the server counts the transaction as
+busy, which no time-out of idle ones ends. Only rows that are copied for endpoints stay locked, for a lease at most.
 
 Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
 instead: no stream and no destination waits for another one's backlog.

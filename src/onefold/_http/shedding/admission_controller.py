@@ -114,7 +114,7 @@ class AdmissionController:
 
 
 class AdmissionSlot:
-    """The slot of a request that runs. It is given back exactly once, however often its end is told."""
+    """The slot of a request that runs. It is given back once, however many of its methods are called."""
 
     __slots__ = ("_controller", "_deadline", "_entered_at", "held", "status")
 
