@@ -15,7 +15,7 @@ import pytest
 from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.executors import TaskExecutor
 from onefold.db._asyncpg_fast import FastConnection
-from onefold.db._batch_plans import ITEMS_MAX
+from onefold.db._postgres_batches import ITEMS_MAX
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
 from tests.db.asyncpg_ways import database, fast_only, way

@@ -11,9 +11,8 @@ import pytest
 
 from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
 from onefold.db import _postgres_session, _postgres_text
-from onefold.db._bound_batches import Binder, encode_values
+from onefold.db._postgres_batches import Binder, Preparer, encode_values
 from onefold.db._postgres_text import literals
-from onefold.db._prepared_batches import Preparer
 from onefold.errors import StatementRefused
 
 INSERT = Statement("INSERT INTO onefold_record VALUES ($1::bytea)", (b"x",))

@@ -35,7 +35,7 @@ SQLSTATES: Final[dict[str, type[OnefoldError]]] = {
     "42P01": SchemaMissing,  # undefined table
     "42703": SchemaMissing,  # undefined column: a schema older than this code
     "3F000": SchemaMissing,
-    "26000": StoreUnavailable,  # a prepared statement of ours is gone: see `_prepared_batches`
+    "26000": StoreUnavailable,  # a prepared statement of ours is gone: see `_postgres_batches`
     "42P05": StoreUnavailable,  # a prepared statement of ours is there already
     "40003": ConnectionLost,  # the server itself does not know whether it completed
     "55P03": StoreBusy,

@@ -28,12 +28,10 @@ from onefold.db._asyncpg_pool import FairPool, Pool
 from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle
 from onefold.db._asyncpg_session import NO_RESET, BegunByBatch, CopyCount, SessionReset, split_reset
 from onefold.db._asyncpg_statements import AsyncpgStatements, forget_outdated
-from onefold.db._batch_plans import ITEMS_MAX, Plans, shape_of
-from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._opened_elsewhere import close_quietly
+from onefold.db._postgres_batches import ITEMS_MAX, Binder, Plans, Preparer, has_secrets, render_unprepared, shape_of
 from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
 from onefold.db._postgres_text import qualify_tables, read_tag, render_item
-from onefold.db._prepared_batches import Preparer, render_unprepared
 from onefold.errors import OnefoldError
 
 TESTED: Final = ((0, 32),)  # minor versions

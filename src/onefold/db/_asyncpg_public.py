@@ -19,8 +19,8 @@ import asyncpg
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
-from onefold.db._bound_batches import has_secrets
 from onefold.db._opened_elsewhere import Connections
+from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import SAMPLES, as_ourselves, check_codecs, error_for, unsent_error
 from onefold.db._postgres_text import LEVELS, qualify_tables, read_tag, render_boundary, render_item, script
 from onefold.errors import ConfigurationError, OnefoldError

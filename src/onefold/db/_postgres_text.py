@@ -12,11 +12,12 @@ from functools import lru_cache
 from operator import call
 from secrets import token_hex
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onefold._kernel.effects import BatchItem, Boundary, Nested, Statement, Value
-from onefold.db._batch_plans import PerKind
 from onefold.errors import StatementRefused
+
+T = TypeVar("T")
 
 #: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
 SAVEPOINT = f"onefold_{token_hex(4)}"
@@ -52,6 +53,19 @@ def qualify_tables(sql: str, schema: str | None) -> str:
         return sql
     quoted = schema.replace('"', '""')
     return _TABLE.sub(lambda table: f'"{quoted}".{table.group()}', sql)
+
+
+class PerKind(dict[type[Any], T]):
+    """Something for each kind of value. It is looked up for all values of a batch at once, by functions written in C:
+    every request has a dozen, and Python would take longer for them than for the rest of its batch."""
+
+    __slots__ = ()
+
+    def __missing__(self, kind: type[Any]) -> T:
+        for base in kind.__mro__:  # a bool is an int
+            if base in self:
+                return self[base]
+        raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {kind.__name__}")
 
 
 def literals(values: Sequence[Value]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """psycopg 3 by its private names: batches without a cursor, which would cost more than the statements do.
 
 A batch whose values must not stand in the text goes in libpq's pipeline mode, one round trip with the values beside the
-text (see `_bound_batches`). A handler's copy of its connection has the prepared statements of the original.
+text (see `_postgres_batches`). A handler's copy of its connection has the prepared statements of the original.
 
 Statements of ours are prepared once per session, because parsing and planning them costs the server five times what
 running them does. psycopg deallocates all statements of a session, ours too, after something was rolled back: it says
@@ -31,11 +31,9 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
-from onefold.db._batch_plans import Plans, shape_of
-from onefold.db._bound_batches import encode_values, has_secrets
+from onefold.db._postgres_batches import Plans, PreparedPlan, encode_values, has_secrets, shape_of
 from onefold.db._postgres_session import as_ourselves
 from onefold.db._postgres_text import LEVELS, qualify_tables, render_item, render_unbound, script
-from onefold.db._prepared_batches import PreparedPlan
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_plans import AS_CHOSEN, PipelinePlan, PlannedBatch, PreparedNames, is_nameless, undoes
 from onefold.db._psycopg_public import (

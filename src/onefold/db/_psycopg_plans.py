@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import BatchItem, Boundary, Nested, Statement
-from onefold.db._batch_plans import ITEMS_MAX, places_of_values
-from onefold.db._bound_batches import Binder, has_secrets
+from onefold.db._postgres_batches import ITEMS_MAX, Binder, PreparedPlan, Preparer, has_secrets, places_of_values
 from onefold.db._postgres_text import BOUNDARIES
-from onefold.db._prepared_batches import PreparedPlan, Preparer
 
 #: How a connection begins that chooses nothing.
 AS_CHOSEN: Final = BOUNDARIES[Boundary.BEGIN_AS_CHOSEN]

@@ -18,7 +18,7 @@ from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Row, Statement
-from onefold.db._bound_batches import has_secrets
+from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
 from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks
