@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onefold._http.idempotency_key import MalformedKey, parse_key
+from onefold._http.idempotency_key import KeyFault, parse_key
 from onefold._verify.http_port import HeaderLines, ProbeAnswer, ProbeRequest, Reply
 
 ACCOUNTS = {"Bearer sk-acme-secret": "acme", "Bearer sk-umbrella-secret": "umbrella"}
@@ -108,7 +108,7 @@ class ModelApi:
             return self._refuse(401, "principal-missing")
         try:
             key = self._key(lines)
-        except MalformedKey:
+        except KeyFault:
             return self._refuse(400, "key-malformed")
         if key is not None and "'" in key and "concatenates SQL" in self.defects:
             return ProbeAnswer(status=500)
@@ -212,7 +212,7 @@ class ModelApi:
             return None
         if self.stripe:
             if len(raw) > 255:
-                raise MalformedKey("too long")
+                raise KeyFault("too long")
             return raw
         if "takes every type" in self.defects and (raw.startswith(("?", ":", "(")) or '", "' in raw):
             return raw

@@ -11,7 +11,7 @@ from typing import Final
 
 from onefold._console.key_verdicts import KeyVerdict, RouteKnown, judge_key
 from onefold._console.known_routes import match_route, retentions_of
-from onefold._http.idempotency_key import MalformedKey, parse_key
+from onefold._http.idempotency_key import KeyFault, parse_key
 from onefold._http.request_identity import names_of
 from onefold._http.route_policy import METHODS, Policy, single_principal
 from onefold._idempotency.stored_keys import NAMES_MAX, KeyHolder, KeyView, find_holder, find_keys
@@ -83,7 +83,7 @@ def plan_search(principal: str, route: str, key: str, known: Mapping[str, Policy
         )
     try:
         read = parse_key([key.encode("latin-1", "replace")], strict=False)
-    except MalformedKey as error:
+    except KeyFault as error:
         raise NotSearchable(f"This is not an Idempotency-Key: {error.reason}") from None
 
     def search(operation: str, route: RouteKnown) -> KeySearch:

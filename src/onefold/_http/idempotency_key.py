@@ -20,8 +20,8 @@ LENGTH_MAX: Final = 255
 _SKEW_MS: Final = 24 * 3600 * 1000
 
 
-class MalformedKey(ValueError):
-    """The caller's header is not one usable key; `reason` says what is wrong and where, not what it says."""
+class KeyFault(ValueError):
+    """Why a header is not one usable key: `reason` says what is wrong and where, and quotes nothing of the key."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -94,12 +94,12 @@ def key_schema(*, strict: bool, dated: bool) -> dict[str, str | int]:
 
 
 def parse_key(values: Sequence[bytes], *, strict: bool, length_max: int = LENGTH_MAX) -> str:
-    """The key in the raw values of every `Idempotency-Key` line of one request, or MalformedKey.
+    """The key in the raw values of every `Idempotency-Key` line of one request, or KeyFault.
 
     Strict accepts only a Structured Field String. Lenient also accepts a bare key: the same key as in quotes.
     """
     if len(values) != 1:
-        raise MalformedKey(f"expected one Idempotency-Key line, got {len(values)}")
+        raise KeyFault(f"expected one Idempotency-Key line, got {len(values)}")
     value = values[0]
     if found := (_FAST_STRICT if strict else _FAST_LENIENT).fullmatch(value):
         key = found[found.lastindex or 0].decode("ascii")
@@ -107,14 +107,14 @@ def parse_key(values: Sequence[bytes], *, strict: bool, length_max: int = LENGTH
         # HTTP trims tabs too, a Structured Field knows only spaces; some servers leave the trimming to us.
         key = _parse_string(value.strip(b" \t"), strict=strict)
     if len(key) > length_max:
-        raise MalformedKey(f"the key has {len(key)} characters, at most {length_max} are accepted")
+        raise KeyFault(f"the key has {len(key)} characters, at most {length_max} are accepted")
     return key
 
 
 def _parse_string(value: bytes, *, strict: bool) -> str:
     """What the fast match left over: escapes, parameters, and everything that is wrong."""
     if not value:
-        raise MalformedKey("the header is empty")
+        raise KeyFault("the header is empty")
     opened = _STRING_OPEN.match(value)
     if opened is None:
         raise _unquoted_fault(value, strict=strict)
@@ -123,7 +123,7 @@ def _parse_string(value: bytes, *, strict: bool) -> str:
         raise _string_fault(value, end)
     _skip_parameters(value, end + 1)
     if not opened[1]:
-        raise MalformedKey("the key between the quotes is empty")
+        raise KeyFault("the key between the quotes is empty")
     return _ESCAPE.sub(rb"\1", opened[1]).decode("ascii")
 
 
@@ -132,13 +132,13 @@ def _skip_parameters(value: bytes, position: int) -> None:
     while value[position : position + 1] == b";":
         parameter = _PARAMETER.match(value, position)
         if parameter is None or not _is_utf8(parameter["display"]):
-            raise MalformedKey(f"the parameter at character {position + 1} is not valid")
+            raise KeyFault(f"the parameter at character {position + 1} is not valid")
         position = parameter.end()
     rest = value[position:].lstrip(b" \t")
     if rest.startswith(b","):
-        raise MalformedKey(f"a list of keys: comma at character {len(value) - len(rest) + 1}")
+        raise KeyFault(f"a list of keys: comma at character {len(value) - len(rest) + 1}")
     if rest:
-        raise MalformedKey(f"unexpected {_show_byte(value[position])} at character {position + 1}")
+        raise KeyFault(f"unexpected {_show_byte(value[position])} at character {position + 1}")
 
 
 def _is_utf8(percent_encoded: bytes | None) -> bool:
@@ -149,25 +149,25 @@ def _is_utf8(percent_encoded: bytes | None) -> bool:
     return True
 
 
-def _string_fault(value: bytes, position: int) -> MalformedKey:
+def _string_fault(value: bytes, position: int) -> KeyFault:
     """Why the string that opens `value` stops at `position` without its closing quote."""
     if position == len(value):
-        return MalformedKey(f"the closing quote is missing after character {position}")
+        return KeyFault(f"the closing quote is missing after character {position}")
     if value[position : position + 1] == b"\\":
-        return MalformedKey(f'bad escape at character {position + 1}: only \\" and \\\\ are known')
-    return MalformedKey(f"{_show_byte(value[position])} at character {position + 1} is not printable ASCII")
+        return KeyFault(f'bad escape at character {position + 1}: only \\" and \\\\ are known')
+    return KeyFault(f"{_show_byte(value[position])} at character {position + 1} is not printable ASCII")
 
 
-def _unquoted_fault(value: bytes, *, strict: bool) -> MalformedKey:
+def _unquoted_fault(value: bytes, *, strict: bool) -> KeyFault:
     if announced := _ANNOUNCED.get(value[0]):
-        return MalformedKey(f"{announced} at character 1, expected a string in double quotes")
+        return KeyFault(f"{announced} at character 1, expected a string in double quotes")
     if strict:
         kind = "a number" if value[0] in _NUMBER_START else "an unquoted value"
-        return MalformedKey(f"{kind} at character 1, expected a string in double quotes")
+        return KeyFault(f"{kind} at character 1, expected a string in double quotes")
     position = len(value) - len(value.lstrip(_BARE_CHARACTERS))
     if value[position : position + 1] == b",":
-        return MalformedKey(f"a list of keys: comma at character {position + 1}")
-    return MalformedKey(
+        return KeyFault(f"a list of keys: comma at character {position + 1}")
+    return KeyFault(
         f"{_show_byte(value[position])} at character {position + 1} is not allowed in a key without double quotes"
     )
 
@@ -180,7 +180,7 @@ def read_key(lines: Sequence[bytes], *, strict: bool) -> str:
     """`parse_key` for a request: what cannot be read is the caller's error. Raises KeyMalformed."""
     try:
         return parse_key(lines, strict=strict)
-    except MalformedKey as error:
+    except KeyFault as error:
         raise KeyMalformed(f"The Idempotency-Key header cannot be used: {error.reason}") from error
 
 
