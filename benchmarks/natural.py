@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import sqlite3
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
+
+from psycopg.rows import dict_row
 
 from benchmarks.guards import counted_calls
 from benchmarks.load import HOST
@@ -66,12 +69,19 @@ class Application:
                 yield tx
 
     async def fetch(self, tx: Any, sql: str, *values: Any) -> list[Any]:
-        """By hand. The values stand in the statement in their order."""
+        """By hand: rows by the names of their columns, as each driver gives them. The values stand in the statement in
+        their order."""
+        rows: list[Any]
         if self.driver == "asyncpg":
-            rows: list[Any] = await tx.connection.fetch(sql, *values)
+            rows = await tx.connection.fetch(sql, *values)
             return rows
-        written = self._written.get(sql) or self._write(sql)
-        return list(tx.connection.execute(written, values).fetchall())
+        written, connection = self._written.get(sql) or self._write(sql), tx.connection
+        if self.driver == "psycopg":
+            rows = connection.cursor(row_factory=dict_row).execute(written, values).fetchall()
+        else:
+            connection.row_factory = sqlite3.Row
+            rows = connection.execute(written, values).fetchall()
+        return rows
 
     def _write(self, sql: str) -> str:
         place = "%s" if self.driver == "psycopg" else "?"
@@ -93,19 +103,25 @@ async def _insert(app: Application, tx: Any, name: str) -> None:
     await tx.insert_once("natural_order", {"id": name, "total": 1}, on="id")
 
 
-async def _insert_by_hand(app: Application, tx: Any, name: str) -> None:
-    if not await app.fetch(tx, _INSERT, name, 1):
-        await app.fetch(tx, _FIND, name)
+async def _insert_by_hand(app: Application, tx: Any, name: str) -> object:
+    if rows := await app.fetch(tx, _INSERT, name, 1):
+        return rows[0], True
+    [row] = await app.fetch(tx, _FIND, name)
+    return row, False
 
 
 async def _compare(app: Application, tx: Any, name: str) -> None:
     await tx.insert_once("natural_order", {"id": name, "total": 1}, on="id", compare=True)
 
 
-async def _compare_by_hand(app: Application, tx: Any, name: str) -> None:
-    if not await app.fetch(tx, _INSERT, name, 1):
-        same = "SELECT total IS NOT DISTINCT FROM $1, natural_order.* FROM natural_order WHERE id = $2"
-        await app.fetch(tx, same, 1, name)
+async def _compare_by_hand(app: Application, tx: Any, name: str) -> object:
+    if rows := await app.fetch(tx, _INSERT, name, 1):
+        return rows[0], True
+    same = "SELECT total IS NOT DISTINCT FROM $1 AS same, natural_order.* FROM natural_order WHERE id = $2"
+    [row] = await app.fetch(tx, same, 1, name)
+    if not row["same"]:
+        raise ValueError(f"{name} is there with another total")
+    return row, False
 
 
 async def _move(app: Application, tx: Any, name: str) -> None:
@@ -113,10 +129,13 @@ async def _move(app: Application, tx: Any, name: str) -> None:
     await tx.transition("natural_order", where=where, state="status", come_from="new", to="paid", version="version")
 
 
-async def _move_by_hand(app: Application, tx: Any, name: str) -> None:
+async def _move_by_hand(app: Application, tx: Any, name: str) -> object:
     move = "UPDATE natural_order SET status = $1, version = version + 1 WHERE id = $2 AND status = $3 RETURNING *"
-    if not await app.fetch(tx, move, "paid", name, "new"):
-        await app.fetch(tx, _FIND, name)
+    if rows := await app.fetch(tx, move, "paid", name, "new"):
+        return "moved", rows[0]
+    if not (rows := await app.fetch(tx, _FIND, name)):
+        return "missing", None
+    return "already there" if rows[0]["status"] == "paid" else "not allowed", rows[0]
 
 
 async def _enter(app: Application, tx: Any, name: str) -> None:
@@ -124,13 +143,31 @@ async def _enter(app: Application, tx: Any, name: str) -> None:
     await tx.ledger_entry("natural_entry", entry, on="id", balance="natural_account", where=where, add={"balance": 1})
 
 
-async def _enter_by_hand(app: Application, tx: Any, name: str) -> None:
+async def _enter_by_hand(app: Application, tx: Any, name: str) -> object:
+    if app.driver != "sqlite":  # a server has aborted the transaction where it refuses the second statement
+        return await _enter_both(app, tx, name)
+    tx.connection.execute("SAVEPOINT entry")
+    try:
+        entered = await _enter_both(app, tx, name)
+    except BaseException:
+        tx.connection.execute("ROLLBACK TO entry")
+        raise
+    finally:
+        tx.connection.execute("RELEASE entry")
+    return entered
+
+
+async def _enter_both(app: Application, tx: Any, name: str) -> object:
     insert = "INSERT INTO natural_entry (id, amount) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING RETURNING *"
-    if await app.fetch(tx, insert, name, 1):
-        await app.fetch(tx, "UPDATE natural_account SET balance = balance + $1 WHERE id = $2 RETURNING *", 1, "a")
-    else:
-        same = "SELECT amount IS NOT DISTINCT FROM $1, natural_entry.* FROM natural_entry WHERE id = $2"
-        await app.fetch(tx, same, 1, name)
+    if entry := await app.fetch(tx, insert, name, 1):
+        add = "UPDATE natural_account SET balance = balance + $1 WHERE id = $2 RETURNING *"
+        [balance] = await app.fetch(tx, add, 1, "a")
+        return entry[0], True, balance
+    same = "SELECT amount IS NOT DISTINCT FROM $1 AS same, natural_entry.* FROM natural_entry WHERE id = $2"
+    [row] = await app.fetch(tx, same, 1, name)
+    if not row["same"]:
+        raise ValueError(f"{name} is there with another amount")
+    return row, False, None
 
 
 async def _lock(app: Application, tx: Any, name: str) -> None:
@@ -152,8 +189,9 @@ async def _lock_row(app: Application, tx: Any, name: str) -> None:
         await found
 
 
-async def _lock_row_by_hand(app: Application, tx: Any, name: str) -> None:
-    await app.fetch(tx, f"{_FIND}{'' if app.driver == 'sqlite' else ' FOR UPDATE'}", name)
+async def _lock_row_by_hand(app: Application, tx: Any, name: str) -> object:
+    rows = await app.fetch(tx, f"{_FIND}{'' if app.driver == 'sqlite' else ' FOR UPDATE'}", name)
+    return rows[0] if rows else None
 
 
 #: These need a row that is there.
