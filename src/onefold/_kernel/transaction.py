@@ -22,7 +22,7 @@ from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold._kernel.whole_flows import run_in_part, run_or_doom
+from onefold._kernel.whole_flows import run_in_part, run_in_savepoint, run_or_doom
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
 
 if TYPE_CHECKING:
@@ -265,9 +265,10 @@ class Transaction(Generic[H]):
         natural = self._natural_writes()
         entries = self._find_table(natural, table)
         balances = None if balance is None else self._find_table(natural, balance)
+        in_part = self._in_part if type(table) is str and type(balance) is str else self._in_savepoint
         make = natural.ledger_entry(
             entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
-            dialect=self._executor.dialect, in_part=self._in_part, or_nothing=self._or_nothing,
+            dialect=self._executor.dialect, in_part=in_part, or_nothing=self._or_nothing,
         )  # fmt: skip
         answer: EnteredSoon[Any] = self._perform("tx.ledger_entry(...)", make)
         return answer
@@ -364,7 +365,12 @@ class Transaction(Generic[H]):
         return run_or_doom(self._all_savepoints, make)
 
     def _in_part(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
-        return run_in_part(self.savepoint(), self._executor, make)
+        if self._pending is not None and self._pending.joined:
+            return self._in_savepoint(make)
+        return run_in_part(self._all_savepoints(), make)
+
+    def _in_savepoint(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
+        return run_in_savepoint(self.savepoint(), self._executor, make)
 
     def _take_part(self) -> int:
         return self._all_savepoints().take_number()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from onefold._kernel.effects import Call, Flow, HandlerStatement, Query
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold.errors import RowDiffers
+from onefold.errors import ConnectionLost, RowDiffers, TransactionMisused
 
 _HALF_DONE = (
     "tx.ledger_entry failed on its way ({why}), so that its entry may be there without its addition. Nothing of the "
     "transaction is kept: a retry does both"
 )
+_NOT_ENDED = "a part of tx.ledger_entry could not be ended, so nothing of the transaction is kept: {why}"
 
 
 async def run_or_doom(savepoints: Callable[[], Savepoints], make: Callable[[], Flow[Any]]) -> Any:
@@ -37,11 +39,38 @@ async def run_or_doom(savepoints: Callable[[], Savepoints], make: Callable[[], F
         raise
 
 
-async def run_in_part(
+async def run_in_part(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> Any:
+    """Run a flow as a part that is undone alone where it fails. One that is interrupted stays open, and an open part is
+    not committed. No session has joined the transaction, or joins it in this flow: then it is `run_in_savepoint`."""
+    number = savepoints.take_number()
+    await Query(HandlerStatement(f"SAVEPOINT onefold_{number}"))
+    savepoints.enter(number)
+    try:
+        answer = await make()
+    except Exception:
+        await _end(savepoints, number, "ROLLBACK TO", "RELEASE")
+        with suppress(TransactionMisused):  # what is rising already tells more
+            savepoints.leave(number)
+        raise
+    await _end(savepoints, number, "RELEASE")
+    savepoints.leave(number)
+    return answer
+
+
+async def _end(savepoints: Savepoints, number: int, *commands: str) -> None:
+    try:
+        for command in commands:
+            await Query(HandlerStatement(f"{command} onefold_{number}"))
+    except Exception as failure:
+        if not isinstance(failure, ConnectionLost):  # a lost connection is found by the settle itself
+            savepoints.doom(_NOT_ENDED.format(why=failure))
+        raise
+
+
+async def run_in_savepoint(
     part: Savepoint, executor: ThreadExecutor[Any] | TaskExecutor[Any], make: Callable[[], Flow[Any]]
 ) -> Any:
-    """Run a flow as a part that is undone alone where it fails. One that is interrupted stays open, and an open part is
-    not committed."""
+    """`run_in_part` where sessions work in the transaction, which have a part of their own in the savepoint."""
     here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
     leave: Callable[..., Any] = part.__exit__ if here else part.__aexit__
     await Call(part.__enter__ if here else part.__aenter__)

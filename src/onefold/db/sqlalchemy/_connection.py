@@ -88,6 +88,8 @@ class SqlalchemyConnection:
         """On the handle, in the words of the driver below: its values have the types that the driver gives them."""
         try:
             result = self.handle.exec_driver_sql(*_in_driver_words(statement, self._connection.dialect.paramstyle))
+            if not result.returns_rows:
+                return NamedRows((), [])
             return NamedRows(tuple(result.keys()), [tuple(row) for row in result])
         except (exc.SQLAlchemyError, OSError, OverflowError, UnicodeError) as error:
             raise translate_error(self._connection, error) from error

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
 from os import getpid
+from typing import Any
 
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
@@ -130,7 +131,7 @@ class SqliteConnection:
 
     def query(self, statement: HandlerStatement) -> NamedRows:
         """For the handler, whose transaction begins here."""
-        return query_handle(self.handle, statement)
+        return query_handle(self._file.connection if self._writing else self.handle, statement)
 
     def glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
@@ -367,12 +368,14 @@ class SqliteConnection:
             self._shared.writer.release()
 
 
-def query_handle(handle: sqlite3.Connection, statement: HandlerStatement) -> NamedRows:
-    """Execute on the handle as the handler would. What it has set for its own rows (`row_factory`) does not matter."""
+def query_handle(handle: Any, statement: HandlerStatement) -> NamedRows:
+    """Execute on the handle (a GuardedConnection) as the handler would, with its checks made once, and not for each call
+    of a cursor. A cursor that is made like this gives plain rows, whatever the handler has set for its own."""
     try:
-        cursor = handle.cursor()
-        cursor.row_factory = None
-        cursor.execute(statement.sql, statement.values)
-        return NamedRows(tuple([column[0] for column in cursor.description or ()]), cursor.fetchall())
+        with handle.lock:
+            handle.check()
+            cursor = sqlite3.Cursor(handle).execute(statement.sql, statement.values)
+            rows = cursor.fetchall()
     except VENDOR_ERRORS as error:
         raise error_for(error) from error
+    return NamedRows(tuple([column[0] for column in cursor.description]), rows) if rows else NamedRows((), rows)
