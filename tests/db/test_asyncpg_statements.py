@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -13,7 +14,7 @@ import pytest
 from onefold._kernel.effects import Boundary, HandlerStatement, Statement
 from onefold.db._asyncpg_statements import _as_written
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.errors import ConnectionLost, OnefoldError
+from onefold.errors import ConnectionLost, OnefoldError, StoreUnavailable
 from tests.db.asyncpg_ways import database, fast_only, way
 
 __all__ = ["database", "way"]
@@ -95,6 +96,37 @@ async def test_a_type_that_was_altered_is_refused_once(database: AsyncpgDatabase
     await connection.batch((ROLLBACK,))
     await elsewhere.close()
     await connection.discard()
+
+
+@pytest.mark.parametrize("verb", ["query", "fetch"])
+async def test_what_a_session_has_lost_costs_one_transaction_at_the_most(postgres_dsn: str, verb: str) -> None:
+    """A handler's DEALLOCATE ALL, or a pooler that changes sessions under us. asyncpg would go on to look for it."""
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncpgDatabase(pool)
+
+        async def use(*, loses: bool = False) -> Any:
+            connection = await database.acquire()
+            try:
+                await connection.batch((BEGIN,))
+                if loses:
+                    await connection.handle.execute("DEALLOCATE ALL")
+                if verb == "query":
+                    return (await connection.query(HandlerStatement(FIVE, (5,)))).rows
+                return await connection.fetch(Statement(FIVE, (5,)))
+            finally:
+                try:
+                    await connection.batch((ROLLBACK,))
+                except StoreUnavailable:
+                    await connection.discard()
+                else:
+                    await connection.release()
+
+        for _ in range(2):  # the second time nothing of ours is prepared any more
+            assert await use() == [(5,)]
+            with suppress(StoreUnavailable):
+                await use(loses=True)
+        assert [await use(), await use()] == [[(5,)]] * 2
+        await database.close()
 
 
 @fast_only

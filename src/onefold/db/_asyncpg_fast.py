@@ -369,11 +369,14 @@ class FastConnection(AsyncpgStatements):
     def _translate_error(self, error: BaseException) -> OnefoldError:
         connection = self._connection
         forget_outdated(connection, error)
+        sqlstate = sqlstate_of(error)
+        if sqlstate in NOT_AS_PREPARED:
+            self._break()  # asyncpg goes on to look for the statements that are gone
         # The server's end may have closed the transport already, and asyncpg hear of it only in the loop's next turn.
         alive = not connection.is_closed() and not connection._transport.is_closing()
         if isinstance(error, asyncpg.InterfaceError) and alive:
             return unsent_error(error)  # asyncpg itself would not send it
-        return error_for(sqlstate_of(error), error)
+        return error_for(sqlstate, error)
 
 
 def _after(transport: Any, messages: bytes) -> Iterator[tuple[()]]:
