@@ -20,7 +20,7 @@ from typing import Any, Final
 from onefold._client.call_report import CallReport, attach_to_error, moment
 from onefold._client.host_log import log_breaker, log_retry, log_success
 from onefold._kernel.effects import Call, Now, Sleep
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Answered, Outcome
@@ -149,7 +149,7 @@ class RetryLoop:
             log_retry(self._host, failure, decision, now)
             if self._listener is not None:
                 planned = (self._attempts.made, decision.wait_s, decision.throttled)
-                tell(self._listener, RetryPlanned(self._host.name, self._method, *planned))
+                emit(self._listener, RetryPlanned(self._host.name, self._method, *planned))
             await Sleep(decision.wait_s)
             ended = await self._attempt(await Now(), ended)
 
@@ -210,12 +210,12 @@ class RetryLoop:
 
     def _tell_attempt(self, now: float, status: int | None, error: str | None, *, succeeded: bool) -> None:
         made, elapsed_s = self._attempts.made, now - self._began
-        tell(self._listener, AttemptEnded(self._host.name, self._method, made, elapsed_s, status, error, succeeded))
+        emit(self._listener, AttemptEnded(self._host.name, self._method, made, elapsed_s, status, error, succeeded))
 
     def _tell_breaker(self, now: float) -> None:
         if (state := log_breaker(self._host, now)) is not None:
-            tell(self._listener, BreakerMoved(self._host.name, state))
+            emit(self._listener, BreakerMoved(self._host.name, state))
 
     def _tell_end(self, stop: Stop | None, *, succeeded: bool) -> None:
         reason = None if stop is None else stop.reason.name.lower()
-        tell(self._listener, CallEnded(self._host.name, self._method, self._attempts.made, succeeded, reason))
+        emit(self._listener, CallEnded(self._host.name, self._method, self._attempts.made, succeeded, reason))

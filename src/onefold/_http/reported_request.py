@@ -13,7 +13,7 @@ from onefold._http.stored_response import read_span
 from onefold._idempotency.model import Record
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Flow
-from onefold._kernel.telemetry import tell
+from onefold._kernel.telemetry import emit
 from onefold._kernel.telemetry.request_events import AuthenticationFailed, Outcome, Released, Settled, claimed_event
 from onefold._kernel.tracing import Tracer
 from onefold.errors import AuthenticationBroken, OnefoldError, StoreUnavailable, TooManyRequests
@@ -83,7 +83,7 @@ class ReportedRequest:
 
     def _emit_claimed(self, outcome: Outcome) -> None:
         if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, claimed_event(self.operation, outcome))
+            emit(self._guard.listener, claimed_event(self.operation, outcome))
             if self.trace is not None:
                 self.trace.note_claim(outcome)
 
@@ -91,22 +91,22 @@ class ReportedRequest:
         if isinstance(error, TooManyRequests | StoreUnavailable):
             self._emit_claimed("limited" if isinstance(error, TooManyRequests) else "unavailable")
         elif isinstance(error, AuthenticationBroken):
-            tell(self._guard.listener, AuthenticationFailed(self.operation))
+            emit(self._guard.listener, AuthenticationFailed(self.operation))
 
     def _emit_turned_away(self, status: int) -> None:
         """`principal` or `authorize` answered with this status: 401 and 403 are what they are for."""
         if status >= 500:
-            tell(self._guard.listener, AuthenticationFailed(self.operation))
+            emit(self._guard.listener, AuthenticationFailed(self.operation))
 
     def _emit_released(self, reason: str) -> None:
         if self._guard.listener is not None:
-            tell(self._guard.listener, Released(self.operation, reason, monotonic_s() - self._began))
+            emit(self._guard.listener, Released(self.operation, reason, monotonic_s() - self._began))
             if self.trace is not None:
                 self.trace.note_end("released", reason)
 
     def _emit_settled(self, status: int, body_kept: bool) -> None:
         if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, Settled(self.operation, status, body_kept, monotonic_s() - self._began))
+            emit(self._guard.listener, Settled(self.operation, status, body_kept, monotonic_s() - self._began))
             if self.trace is not None:
                 self.trace.note_end("stored")
 

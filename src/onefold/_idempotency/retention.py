@@ -6,7 +6,7 @@ from typing import Protocol
 
 from onefold._idempotency.sql import postgres
 from onefold._kernel.effects import Flow
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.request_events import Reaped
 from onefold._policy.ranges import require
 
@@ -36,5 +36,5 @@ async def reap(store: Reaps, *, limit: int, batches_max: int, listener: Listener
         if gone < limit:
             break
     reaped = Reaped(records)
-    tell(listener, reaped)
+    emit(listener, reaped)
     return reaped

@@ -23,7 +23,7 @@ from onefold._inbox.stored_message import FailedMessage, StoredMessage, stored_f
 from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import DeadLettered
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
@@ -76,7 +76,7 @@ async def take(
     for topic, message_id in killed:
         event = DeadLettered(consumer.name, topic or "?", _KILLER, message_id)
         log_failure(event, consumer.attempts)
-        tell(listener, event)
+        emit(listener, event)
     return _hold(inbox, started)
 
 

@@ -47,7 +47,7 @@ from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Release, Statement, begin_at
 from onefold._kernel.messages import Delivery
 from onefold._kernel.owned_transaction import OwnedTransaction
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import (
     DeadLettered,
     Dropped,
@@ -367,7 +367,7 @@ class Inbox:
 
     def report(self, event: InboxEvent) -> InboxEvent:
         log_failure(event, self.consumer.attempts)
-        tell(self._listener, event)
+        emit(self._listener, event)
         return event
 
 

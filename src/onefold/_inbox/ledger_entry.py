@@ -30,7 +30,7 @@ from onefold._kernel.effects import (
 )
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.messages import Delivery, Message
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Handled
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
@@ -75,7 +75,7 @@ class LedgerEntry:
         new = await checkout(self._claim)
         if not new:
             await rollback_and_release()
-            tell(self._listener, Duplicate(self._consumer, self._topic))
+            emit(self._listener, Duplicate(self._consumer, self._topic))
         return new
 
     async def commit(self, also: tuple[Statement, ...]) -> None:
@@ -85,7 +85,7 @@ class LedgerEntry:
             await Discard()
             rethrow(error)
         await ReleaseCommitted()
-        tell(self._listener, Handled(self._consumer, self._topic))
+        emit(self._listener, Handled(self._consumer, self._topic))
 
     @property
     def _topic(self) -> str:
@@ -113,7 +113,7 @@ class LedgerEntry:
         await Batch((Boundary.BEGIN, keep, Boundary.COMMIT))
         event = DeadLettered(self._consumer, stored.topic, reason, stored.id)
         log_failure(event, 1)
-        tell(self._listener, event)
+        emit(self._listener, event)
 
     def _to_stored(self) -> StoredMessage:
         """As a failed message has it. Where the source is known, it must not stand for those of other sources."""

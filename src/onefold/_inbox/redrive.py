@@ -19,7 +19,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Statement, Value
 from onefold._kernel.ids import new_id
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import Redriven
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError, ProgrammerError
@@ -150,7 +150,7 @@ async def redrive(
         return await read_job(sql.job_state(job_id), job_id)
 
     job = await with_connection(work)
-    tell(listener, Redriven(chosen.consumer, actor, job.failed_messages))
+    emit(listener, Redriven(chosen.consumer, actor, job.failed_messages))
     return job
 
 

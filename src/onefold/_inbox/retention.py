@@ -6,7 +6,7 @@ from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Statement
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import LedgerReaped
 
 
@@ -28,7 +28,7 @@ async def reap(
         if gone < limit:
             break
     if reaped:
-        tell(listener, LedgerReaped(consumer, reaped))
+        emit(listener, LedgerReaped(consumer, reaped))
     return reaped
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.saga_events import SagaEnded, SagaOutcome, StuckSagasCounted
 from onefold._saga.definition import Start
 from onefold._saga.saga_values import Json
@@ -15,12 +15,12 @@ def tell_end(listener: Listener | None, start: Start, outcome: Json) -> None:
     if listener is None:
         return
     ended: SagaOutcome = "cancelled" if outcome.get("cancelled") else outcome["outcome"]
-    tell(listener, SagaEnded(start.saga, start.saga_id, ended, outcome.get("error", "")))
+    emit(listener, SagaEnded(start.saga, start.saga_id, ended, outcome.get("error", "")))
 
 
 def tell_stop(listener: Listener | None, start: Start, why: object) -> None:
     """Tell of a saga that has stopped."""
-    tell(listener, SagaEnded(start.saga, start.saga_id, "stopped", str(why)))
+    emit(listener, SagaEnded(start.saga, start.saga_id, "stopped", str(why)))
 
 
 class StuckSagas:
@@ -47,4 +47,4 @@ class StuckSagas:
                 return
             (self._stuck.add if stuck else self._stuck.discard)(saga)
             count = sum(name == start.saga for name, _ in self._stuck)
-            tell(self._listener, StuckSagasCounted(start.saga, count))
+            emit(self._listener, StuckSagasCounted(start.saga, count))

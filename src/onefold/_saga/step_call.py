@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from onefold._kernel.results import result_type_of
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.saga_events import AttemptOutcome, SagaStepAttempted, SagaStuck
 from onefold._kernel.tracing import tracer_of
 from onefold._policy.retry import RetryPolicy
@@ -178,13 +178,13 @@ class StepCall:
     def tell_attempt(self, outcome: AttemptOutcome) -> None:
         """Tell the listener of an attempt that was just made here."""
         kind: Literal["step", "undo"] = "undo" if self.undo else "step"
-        tell(self.listener, SagaStepAttempted(self.saga, self.saga_id, self.step, kind, outcome))
+        emit(self.listener, SagaStepAttempted(self.saga, self.saga_id, self.step, kind, outcome))
 
     def report_failure(self, error: str, *, last: bool, aborted: bool) -> None:
         """Log and tell of an attempt that has just failed. `last`: no attempt is left."""
         self.tell_attempt("aborted" if aborted else "failed" if last else "retried")
         if self.undo and (last or aborted):
-            tell(self.listener, SagaStuck(self.saga, self.saga_id, self.step, self.round, error))
+            emit(self.listener, SagaStuck(self.saga, self.saga_id, self.step, self.round, error))
         if self.undo and (last or aborted):
             _log.error(
                 "saga %s is stuck: the compensation of step %s failed in round %d (%s); the next begins after a pause",

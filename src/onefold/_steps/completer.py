@@ -22,7 +22,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Fetch
 from onefold._kernel.log_context import LogField, log_extra
 from onefold._kernel.readable import one_line
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkIsParked
 from onefold._policy.backoff import Backoff, Draw
 from onefold._policy.ranges import require
@@ -167,7 +167,7 @@ class Completer:
             "%s (work %s), which was left, is completed: status %d", picked.operation, picked.digest.hex(), status,
             extra=_describe("work.completed", picked, picked.attempts + 1),
         )  # fmt: skip
-        tell(self._listener, WorkCompleted(picked.operation, status, picked.attempts + 1))
+        emit(self._listener, WorkCompleted(picked.operation, status, picked.attempts + 1))
         return "completed"
 
     def _tell_failed(self, picked: Abandoned, attempts: int, reason: str, wait_s: float) -> Outcome:
@@ -176,7 +176,7 @@ class Completer:
             picked.operation, picked.digest.hex(), attempts, self._config.attempts_max, reason, wait_s,
             extra=_describe("work.failed", picked, attempts),
         )  # fmt: skip
-        tell(self._listener, WorkAttemptFailed(picked.operation, attempts, reason))
+        emit(self._listener, WorkAttemptFailed(picked.operation, attempts, reason))
         return "failed"
 
     def _tell_parked(self, picked: Abandoned, attempts: int, reason: str) -> Outcome:
@@ -185,7 +185,7 @@ class Completer:
             "`release`", picked.operation, picked.digest.hex(), reason, picked.digest.hex(),
             extra=_describe("work.parked", picked, attempts),
         )  # fmt: skip
-        tell(self._listener, WorkIsParked(picked.operation, attempts, reason))
+        emit(self._listener, WorkIsParked(picked.operation, attempts, reason))
         return "parked"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.request_events import StepEnded, StepKind, StepOutcome, WorkIsParked
 
 StepEnds: TypeAlias = Callable[[StepKind, StepOutcome], None]
@@ -19,12 +19,12 @@ class StepTelling(NamedTuple):
 
     def tell_end(self, kind: StepKind, outcome: StepOutcome) -> None:
         if self.listener is not None:
-            tell(self.listener, StepEnded(self.operation, kind, outcome))
+            emit(self.listener, StepEnded(self.operation, kind, outcome))
 
     def tell_parked(self, attempts: int, reason: str) -> None:
         """Its work waits for a person."""
         if self.listener is not None:
-            tell(self.listener, WorkIsParked(self.operation, attempts, reason))
+            emit(self.listener, WorkIsParked(self.operation, attempts, reason))
 
 
 def ignore(kind: StepKind, outcome: StepOutcome) -> None:

@@ -19,7 +19,7 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
@@ -82,7 +82,7 @@ async def _measure(
     while True:
         for look in looks:
             try:
-                tell(listener, await resist(run_async(look(database.dialect), TaskExecutor(database))))
+                emit(listener, await resist(run_async(look(database.dialect), TaskExecutor(database))))
             except StoreError:
                 pass
             except Exception:

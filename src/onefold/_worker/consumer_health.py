@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from onefold._kernel.log_context import log_extra
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import either
@@ -55,7 +55,7 @@ class ConsumerHealth:
         if not self._seen:
             extra = log_extra("consumer.paused", consumer=self._consumer)
             _log.warning("consumer %r paused (%s): %s; it tries again", self._consumer, trouble, error, extra=extra)
-            tell(self._listener, ConsumerPaused(self._consumer, f"{type(error).__name__}: {error}"))
+            emit(self._listener, ConsumerPaused(self._consumer, f"{type(error).__name__}: {error}"))
         self._seen[trouble] = self._now()
 
     def note_success(self, where: Trouble) -> None:
@@ -70,7 +70,7 @@ class ConsumerHealth:
             _log.warning(
                 "consumer %r resumed", self._consumer, extra=log_extra("consumer.resumed", consumer=self._consumer)
             )
-            tell(self._listener, ConsumerResumed(self._consumer))
+            emit(self._listener, ConsumerResumed(self._consumer))
 
     async def pause(self, stop: asyncio.Event, trouble: Trouble, error: Exception) -> None:
         """Note it and wait, longer each time."""

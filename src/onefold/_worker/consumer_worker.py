@@ -26,7 +26,7 @@ from onefold._inbox.stepped_handling import StepsForMessages
 from onefold._kernel.foreign_cancellations import Interrupted, resist
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import Failed
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.tracing import tracer_of
@@ -305,7 +305,7 @@ class ConsumerWorker:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Failed):
             self._failed_messages.due_signal.set()
-        tell(self._listener, event)
+        emit(self._listener, event)
 
     async def _reap(self, stop: asyncio.Event) -> None:
         name, retention_s = self.consumer.name, self.consumer.retention_s

@@ -22,7 +22,7 @@ from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
 from onefold._kernel.wakeup_signals import News, Signals
 from onefold._worker.backoff_timer import BackoffTimer, pause
@@ -161,11 +161,11 @@ class PauseGate:
                     "consumer %r is paused by %s; it receives nothing until it is resumed: onefold consumers resume %s",
                     self._name, found[0].actor, self._name, extra=log_extra("consumer.paused", consumer=self._name),
                 )  # fmt: skip
-                tell(self._listener, ConsumerPaused(self._name, f"paused by {found[0].actor}"))
+                emit(self._listener, ConsumerPaused(self._name, f"paused by {found[0].actor}"))
             else:
                 extra = log_extra("consumer.resumed", consumer=self._name)
                 _log.warning("consumer %r is resumed by an operator", self._name, extra=extra)
-                tell(self._listener, ConsumerResumed(self._name))
+                emit(self._listener, ConsumerResumed(self._name))
         return self._paused
 
 

@@ -22,7 +22,7 @@ from onefold._kernel.ids import new_id
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.message_trace import system_of
 from onefold._kernel.ports import AsyncDatabase, Broker
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.relay_events import (
     BucketsHeld,
     DestinationPaused,
@@ -249,16 +249,16 @@ class Relay:
 
     def _report(self, sent: Sent) -> None:
         if sent.confirmed or sent.failures:
-            tell(self._listener, Relayed(len(sent.confirmed), len(sent.failures), sent.destinations))
+            emit(self._listener, Relayed(len(sent.confirmed), len(sent.failures), sent.destinations))
         for id_, topic, error in sent.dead:
-            tell(self._listener, SetAside(id_, topic, error))
+            emit(self._listener, SetAside(id_, topic, error))
         for name, unavailable in sent.paused.items():
             if sent.outage is None:
                 _log.warning("destination %s is paused, other destinations go on: %s", name, unavailable)
-            tell(self._listener, DestinationPaused(name, str(unavailable)))
+            emit(self._listener, DestinationPaused(name, str(unavailable)))
         for name in sent.resumed:
             _log.info("destination %s takes events again", name)
-            tell(self._listener, DestinationResumed(name))
+            emit(self._listener, DestinationResumed(name))
 
     async def _renew_and_rebalance(self) -> None:
         if not self._entered:
@@ -269,20 +269,20 @@ class Relay:
             former, self._entered = self._session, False
             self._session = self._new_session(former)
             _log.warning("relay %s has lost its lease: it goes on as relay %s", former.relay, self._session.relay)
-            tell(self._listener, LeaseLost(former.relay))
+            emit(self._listener, LeaseLost(former.relay))
             rebalanced = await self._run(self._session.enter())
         self._entered = True
         if rebalanced.buckets != self._buckets:
             self._buckets = rebalanced.buckets
-            tell(self._listener, BucketsHeld(self._session.relay, rebalanced.buckets))
+            emit(self._listener, BucketsHeld(self._session.relay, rebalanced.buckets))
         if rebalanced.expired:
-            tell(self._listener, RelaysExpired(rebalanced.expired))
+            emit(self._listener, RelaysExpired(rebalanced.expired))
         for id_, topic in rebalanced.set_aside:
             extra = log_extra("event.dead", topic=topic, message_id=id_)
             _log.error(
                 "event %s on %r is a dead letter (%s); see `onefold outbox list`", id_, topic, DIED_OF, extra=extra
             )
-            tell(self._listener, SetAside(id_, topic, DIED_OF))
+            emit(self._listener, SetAside(id_, topic, DIED_OF))
 
     async def _chores(self) -> float:
         """Let go what is due, forget what is past its time; in how many seconds again."""
@@ -294,7 +294,7 @@ class Relay:
         if keep_s or now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY_S
             if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
-                tell(self._listener, Forgotten(gone))
+                emit(self._listener, Forgotten(gone))
                 if gone >= FORGET_MAX:  # after the next tick, however seldom there are chores: there may be many more
                     self._sweep_at = now
                     return 0.0
@@ -361,7 +361,7 @@ class Relay:
             relay, extra = self._session.relay, log_extra("relay.paused")
             _log.warning("relay %s paused (%s): %s; it tries again", relay, who, error, extra=extra)
             if not self._pauses:
-                tell(self._listener, RelayPaused(f"{who}: {error}"))
+                emit(self._listener, RelayPaused(f"{who}: {error}"))
         count = self._pauses[who] = self._pauses.get(who, 0) + 1
         ceiling_s = min(PAUSES.ceiling_s(count, throttled=False), self._settings.lease_s / 3)
         wait_s = ceiling_s * at_least_half(self._draw)
@@ -380,4 +380,4 @@ class Relay:
             _log.info("relay %s: %s is back; still paused (%s)", self._session.relay, who, ", ".join(self._pauses))
         else:
             _log.info("relay %s resumed: %s is back", self._session.relay, who, extra=log_extra("relay.resumed"))
-            tell(self._listener, RelayResumed())
+            emit(self._listener, RelayResumed())

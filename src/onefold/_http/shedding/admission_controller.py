@@ -16,7 +16,7 @@ from onefold._http.problems import problem
 from onefold._http.request import Request, Response
 from onefold._http.shedding.admission_queue import AdmissionQueue, Ticket, Verdict
 from onefold._http.shedding.settings import LEVELS, Shedding
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed, ShedReason
 from onefold._policy.limiter import Limiter
 from onefold._policy.shedder import Shedder
@@ -62,7 +62,7 @@ class AdmissionController:
         self._exempt = frozenset(path for path in settings.exempt if not path.endswith("/*"))
         self._exempt_below = tuple(path.removesuffix("*") for path in settings.exempt if path.endswith("/*"))
         self._limit = self.queue.limit
-        tell(listener, LimitMoved(self._limit))
+        emit(listener, LimitMoved(self._limit))
 
     def exempts(self, path: str) -> bool:
         """Whether requests for this path always pass."""
@@ -84,7 +84,7 @@ class AdmissionController:
         """The answer to a request that was turned away."""
         assert verdict != "enter"
         assert verdict != "gone"
-        tell(self._listener, Shed(verdict, priority))
+        emit(self._listener, Shed(verdict, priority))
         kind = DeadlinePassed if verdict == "deadline" else self._refusal
         spread = self._latest_s - self._soonest_s + 1
         retry_after_s = self._soonest_s + min(spread - 1, int(self._draw() * spread))
@@ -94,7 +94,7 @@ class AdmissionController:
         """Tell the listener how long a request was in the queue."""
         if self._listener is not None:
             waited_s = self.clock() - ticket.arrived_at
-            tell(self._listener, Queued(waited_s, ticket.priority, ticket.verdict == "enter"))
+            emit(self._listener, Queued(waited_s, ticket.priority, ticket.verdict == "enter"))
 
     def new_slot(self, entered_at: float, deadline: float | None) -> AdmissionSlot:
         """For a request that may run now."""
@@ -110,7 +110,7 @@ class AdmissionController:
         limit = self.queue.limit
         if limit != self._limit:
             self._limit = limit
-            tell(self._listener, LimitMoved(limit))
+            emit(self._listener, LimitMoved(limit))
 
 
 class AdmissionSlot:

@@ -43,7 +43,7 @@ from onefold._kernel.arguments import show
 from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.effects import Call, Flow, Now, Statement
 from onefold._kernel.pg_catalog import qualified
-from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
 from onefold.errors import ConfigurationError, OnefoldError, StatementRefused
 
@@ -159,7 +159,7 @@ class CachedStore:
         if look.record is not None:
             claim = _judge(ask, look.record)
             outcome = "refused" if claim is None else "hit"
-        tell(self._listener, CacheLooked(self._operation, outcome))
+        emit(self._listener, CacheLooked(self._operation, outcome))
         if outcome == "in_flight" and self._waits_until is not None:
             # Late after a slow look, the wait may be over: the database has the last word.
             return InFlight() if await Now() < self._watches_until(self._waits_until) else None
@@ -168,7 +168,7 @@ class CachedStore:
     async def _keep(self, record: Record, since: float, left_s: float) -> None:
         self._marked = False
         outcome = await self._ask(functools.partial(self._cache.store, record, since, left_s), "failed")
-        tell(self._listener, CacheStored(self._operation, outcome))
+        emit(self._listener, CacheStored(self._operation, outcome))
 
     async def _unmark(self, ask: Ask) -> None:
         if self._marked:

@@ -3,7 +3,7 @@
 Metrics, traces and logs are made from these by adapters; the library itself counts nothing. A listener must be
 quick and must not raise; what it raises is reported as a warning and changes no outcome.
 
-The classes are apart, by who makes them: a client's process does not pay for those of a relay.
+Event classes are split by what emits them: a client's process does not import those of a relay.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from onefold._kernel.telemetry.every_event import Event
 
 Listener: TypeAlias = Callable[["Event"], None]
-#: As users give them: one, or several.
+#: What users pass: one listener, or several.
 Listeners: TypeAlias = Listener | Sequence[Listener]
 
 _log = logging.getLogger("onefold.telemetry")
 
 
-def tell(listener: Listener | None, event: Event) -> None:
-    """Hand an event to the listener, whose failure is its own affair."""
+def emit(listener: Listener | None, event: Event) -> None:
+    """Call the listener with an event. What it raises is logged, not raised."""
     if listener is None:
         return
     try:
@@ -35,7 +35,7 @@ def tell(listener: Listener | None, event: Event) -> None:
 
 
 def join(*given: Listeners | None) -> Listener | None:
-    """One listener for several. One that is there twice is told once: metrics would count double."""
+    """One listener for several. One that is given twice is called once: metrics would count double."""
     listeners: list[Listener] = []
     for each in given:
         for listener in split_listeners(each):
@@ -53,7 +53,7 @@ def are_listeners(given: object) -> bool:
 
 
 class _ListenerList:
-    """Each hears of everything, whatever the others raise."""
+    """Calls each listener with every event, whatever the others raise."""
 
     __slots__ = ("listeners",)
 
@@ -62,11 +62,11 @@ class _ListenerList:
 
     def __call__(self, event: Event) -> None:
         for listener in self.listeners:
-            tell(listener, event)
+            emit(listener, event)
 
 
 def split_listeners(given: Listeners | None) -> Sequence[Listener]:
-    """Each of those that were given, or joined."""
+    """The single listeners of an argument, or of a joined one."""
     if given is None:
         return ()
     if isinstance(given, _ListenerList):
