@@ -303,19 +303,19 @@ def traced_sqlite() -> Iterator[list[Traced]]:
 
 @contextmanager
 def counted_hops() -> Iterator[list[None]]:
-    """Everything that is handed from the loop to a connection's thread from now on."""
+    """Every job that is submitted from the loop to a connection's thread from now on."""
     hops: list[None] = []
-    hand = SerialThread.hand
+    submit = SerialThread.submit
 
-    def counted(thread: SerialThread, errand: Callable[[], None]) -> None:
-        hops.append(None)  # not the errand, which holds a cursor once it is run
-        hand(thread, errand)
+    def counted(thread: SerialThread, job: Callable[[], None]) -> None:
+        hops.append(None)  # not the job, which holds a cursor once it is run
+        submit(thread, job)
 
-    SerialThread.hand = counted  # type: ignore[method-assign, assignment]
+    SerialThread.submit = counted  # type: ignore[method-assign, assignment]
     try:
         yield hops
     finally:
-        SerialThread.hand = hand  # type: ignore[method-assign]
+        SerialThread.submit = submit  # type: ignore[method-assign]
 
 
 @asynccontextmanager

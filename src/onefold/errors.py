@@ -77,7 +77,7 @@ class ResultNotSerializable(ProgrammerError):
 
 
 class ResultUnreadable(ProgrammerError):
-    """A recorded result does not fit its type: that was changed afterwards, or a person told it in a wrong form."""
+    """A recorded result does not fit its type: that was changed afterwards, or a person gave it in a wrong form."""
 
 
 class WorkMisused(ProgrammerError):
@@ -237,7 +237,7 @@ class TooManyRequests(CallerError):
 class DeadlinePassed(CallerError):
     """The time that the client had granted was over before the request could run. Nothing was done."""
 
-    status = 504  # not 503: work that came too late is told from too much work, as gRPC's gateways tell it
+    status = 504  # not 503: a request that came too late is no overload; gRPC's gateways distinguish them like this
     slug = "deadline-passed"
     title = "The deadline of the request has passed"
     retryable = True

@@ -18,9 +18,9 @@ async def test_what_an_errand_brings_goes_to_whoever_waits_for_it() -> None:
     async def dispose(thing: str) -> None:
         disposed.append(thing)
 
-    errands = Shielded()
-    assert await errands.run(work(), on_abandoned=dispose) == "connection"
-    await errands.finish(10)
+    shielded = Shielded()
+    assert await shielded.run(work(), on_abandoned=dispose) == "connection"
+    await shielded.finish(10)
     assert disposed == []
 
 
@@ -36,15 +36,15 @@ async def test_what_an_errand_brings_after_its_wait_was_cancelled_is_disposed_of
     async def dispose(thing: str) -> None:
         disposed.append(thing)
 
-    errands = Shielded()
-    waiting = asyncio.ensure_future(errands.run(work(), on_abandoned=dispose))
+    shielded = Shielded()
+    waiting = asyncio.ensure_future(shielded.run(work(), on_abandoned=dispose))
     await started.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting  # at once, although the work is not done
     assert disposed == []
     let_go.set()
-    await errands.finish(10)
+    await shielded.finish(10)
     assert disposed == ["connection"]
 
 
@@ -60,17 +60,17 @@ async def test_whenever_the_wait_is_cancelled_the_thing_is_either_had_or_dispose
     async def dispose(thing: str) -> None:
         disposed.append(thing)
 
-    errands = Shielded()
+    shielded = Shielded()
 
     async def wait() -> None:
-        had.append(await errands.run(work(), on_abandoned=dispose))
+        had.append(await shielded.run(work(), on_abandoned=dispose))
 
     waiting = asyncio.ensure_future(wait())
     for _ in range(turns):
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await errands.finish(10)
+    await shielded.finish(10)
     assert had + disposed == (["connection"] if turns else [])
 
 
@@ -85,14 +85,14 @@ async def test_an_errand_that_fails_fails_for_whoever_waits_and_for_nobody_else(
     async def dispose(thing: str) -> None:
         raise AssertionError("there is nothing to dispose of")
 
-    errands = Shielded()
+    shielded = Shielded()
     with pytest.raises(OSError, match="no route"):
-        await errands.run(work(), on_abandoned=dispose)
-    waiting = asyncio.ensure_future(errands.run(work(), on_abandoned=dispose))
+        await shielded.run(work(), on_abandoned=dispose)
+    waiting = asyncio.ensure_future(shielded.run(work(), on_abandoned=dispose))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await errands.finish(10)
+    await shielded.finish(10)
     assert complaints == []
 
 
@@ -100,12 +100,12 @@ async def test_finishing_does_not_wait_for_ever() -> None:
     async def work() -> None:
         await asyncio.Event().wait()
 
-    errands = Shielded()
-    waiting = asyncio.ensure_future(errands.run(work()))
+    shielded = Shielded()
+    waiting = asyncio.ensure_future(shielded.run(work()))
     await asyncio.sleep(0)
-    await errands.finish(0.01)
+    await shielded.finish(0.01)
     assert not waiting.done()
     waiting.cancel()
-    for task in errands._under_way:
+    for task in shielded._under_way:
         task.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

@@ -378,7 +378,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
 
         self._news.sender = self._notifier.sender
         if (ring := self._make_ring(DELIVERY_CHANNEL)) is not None:
-            self._news.tell_others = ring
+            self._news.notify_others = ring
         return broker_of(given, database, retry_awaited, self._news)
 
 

@@ -28,7 +28,7 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def named_arguments(
     name: str = "", *, hints: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function whose wrong calls are to be told well. `name` is what its callers write; without one it is
+    """Decorate a function whose wrong calls get a clear error. `name` is what its callers write; without one it is
     the class of the first argument, for `__init__`. `hints` say what a missing argument may be."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -39,9 +39,9 @@ def named_arguments(
             except TypeError as error:
                 if _fits(function, args, kwargs):
                     raise  # of the function itself
-                refused = str(error)
-            told = _mistake(function, name or type(args[0]).__name__, args, kwargs, hints or {})
-            raise ConfigurationError(told or refused)
+                message = str(error)
+            mistake = _describe_mistake(function, name or type(args[0]).__name__, args, kwargs, hints or {})
+            raise ConfigurationError(mistake or message)
 
         return call
 
@@ -50,8 +50,8 @@ def named_arguments(
 
 def named_settings(cls: C) -> C:
     """`named_arguments` for a dataclass of settings."""
-    made: Any = cls
-    made.__init__ = named_arguments()(made.__init__)
+    settings: Any = cls
+    settings.__init__ = named_arguments()(settings.__init__)
     return cls
 
 
@@ -69,14 +69,14 @@ def _fits(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     return True
 
 
-def _mistake(
+def _describe_mistake(
     function: Callable[..., Any],
     name: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     hints: Mapping[str, str],
 ) -> str:
-    """What is wrong with a call, in words. Empty: it is something that Python says better."""
+    """The message for a wrong call. Empty: Python's own is better."""
     every = list(inspect.signature(function).parameters.values())
     own = every[1:] if every and every[0].name == "self" else every
     given = args[len(every) - len(own) :]
@@ -94,8 +94,8 @@ def _mistake(
     if not missing:
         return ""
     form = ", ".join(f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else p.name for p in needed)
-    said = "".join(f"; {each} is {hints[each]}" for each in missing if each in hints)
-    return f"{name}(...) is missing {' and '.join(missing)}: write {name}({form}){said}"
+    hint = "".join(f"; {each} is {hints[each]}" for each in missing if each in hints)
+    return f"{name}(...) is missing {' and '.join(missing)}: write {name}({form}){hint}"
 
 
 def _count(places: list[inspect.Parameter]) -> str:

@@ -21,8 +21,8 @@ AUDIT: Final = """
     VALUES ($1::text, $2::text, $3::text, $4::text)
 """
 
-#: On Postgres relays and consumers are told, wherever they run: they look seldom where they hear of news.
-_TOLD_AUDIT: Final = f"""
+#: On Postgres it notifies relays and consumers in all processes: they poll seldom while they listen.
+_NOTIFY_AND_AUDIT: Final = f"""
     WITH told AS MATERIALIZED (
         SELECT pg_notify('{OUTBOX_CHANNEL}', '{ACTION}') AS relays,
                pg_notify('{DELIVERY_CHANNEL}', '{ACTION}') AS consumers
@@ -47,7 +47,7 @@ _FIND: Final = """
 """
 
 #: The statement for actions that relays or consumers may have waited for, by dialect.
-NOTE: Final = {"postgres": qualified(_TOLD_AUDIT), "sqlite": sqlite_values(AUDIT)}
+NOTE: Final = {"postgres": qualified(_NOTIFY_AND_AUDIT), "sqlite": sqlite_values(AUDIT)}
 _LINES: Final = {
     "postgres": qualified(_PAGE.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint")),
     "sqlite": sqlite_values(_PAGE.format(at_ms="audit_at_ms")),
@@ -125,7 +125,7 @@ def with_why(details: Mapping[str, Any], why: str) -> dict[str, Any]:
 
 
 def check_actor(actor: str) -> str:
-    """Who does this, if that can be told from it."""
+    """The actor, if it is a usable name; else ConfigurationError."""
     if not actor.strip() or len(actor) > _ACTOR_CHARS_MAX or not actor.isprintable():
         raise ConfigurationError(
             f"actor={actor!r} must say who does this, in 1 to {_ACTOR_CHARS_MAX} printable characters"

@@ -16,7 +16,7 @@ class Block:
     """One call. Its key is kept in memory, in the journal under the name of its intent, or it is made again from a name
     that is durable elsewhere. `name` is what a refusal calls the block."""
 
-    __slots__ = ("_asked", "_target", "_way_out", "intent", "key", "name", "used")
+    __slots__ = ("_fingerprint", "_target", "_way_out", "intent", "key", "name", "used")
 
     def __init__(
         self,
@@ -30,15 +30,15 @@ class Block:
         self.key = new_id(wall_ms()) if key is None else key
         self.name = name
         self.used = False
-        self._asked: bytes | None = None
+        self._fingerprint: bytes | None = None
         self._target = ""
         self._way_out = way_out
 
-    def bind(self, asked: bytes, target: str) -> None:
+    def bind(self, fingerprint: bytes, target: str) -> None:
         """This request is the block's call, or a repetition of it."""
-        if self._asked is None:
-            self._asked, self._target = asked, target
-        elif self._asked != asked:
+        if self._fingerprint is None:
+            self._fingerprint, self._target = fingerprint, target
+        elif self._fingerprint != fingerprint:
             same = " (the method and the address are the same, so the query or the body differs)"
             raise IntentReused(
                 f"the block {self.name} has sent {self._target} under its key, and {target} is another call"

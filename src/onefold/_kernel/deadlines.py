@@ -28,7 +28,7 @@ HEADER = "request-timeout-ms"
 """How long the client still waits, in whole milliseconds from now. 0 is: it does not wait any more."""
 
 LONGEST_S = 24 * 3600.0
-"""A wait that is longer is none that a server could be told to keep to."""
+"""A longer wait is no deadline that a server could keep to."""
 
 _DIGITS_MAX = len(str(int(LONGEST_S * 1000)))
 

@@ -105,7 +105,7 @@ def begin_at(isolation: Isolation | None) -> Boundary:
 
 
 def check_isolation(isolation: Isolation | None) -> Isolation | None:
-    """The isolation level as it was given; another value is refused with the levels that there are."""
+    """The isolation level as it was given; another value is refused with a list of the levels."""
     if isolation not in _BEGINS:
         levels = ", ".join(repr(level) for level in _BEGINS if level is not None)
         raise ConfigurationError(
@@ -140,7 +140,7 @@ class Batch(Effect[int]):
     """Statements and boundaries in order, in as few round trips as the driver can. Stops at the first error.
 
     The answer is how many rows the last item returned or changed (0 for a boundary): all that a merged
-    round trip can tell on every driver. A flow that needs rows asks with Fetch.
+    round trip can return on every driver. A flow that needs rows uses Fetch.
     """
 
     __slots__ = ("argument",)

@@ -26,27 +26,27 @@ class Due(Enum):
 class Hooks:
     """The hooks of one transaction."""
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_hooks",)
 
     def __init__(self) -> None:
-        self._asked: list[tuple[Due, Callable[[], Any]]] = []
+        self._hooks: list[tuple[Due, Callable[[], Any]]] = []
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._hooks)
 
     def add(self, due: Due, call: Callable[[], Any]) -> None:
-        self._asked.append((due, call))
+        self._hooks.append((due, call))
 
     def cut(self, length: int) -> None:
         """The hooks after the first `length` belonged to a part that is rolled back: of these, only those for a
         rollback stay."""
-        since = self._asked[length:]
-        self._asked[length:] = [(Due.BOTH, call) for due, call in since if due is not Due.COMMIT]
+        since = self._hooks[length:]
+        self._hooks[length:] = [(Due.BOTH, call) for due, call in since if due is not Due.COMMIT]
 
     def take_next(self, due: Due) -> Callable[[], Any] | None:
         """The next hook that this end brings. It is forgotten, and so are those before it that are for another end."""
-        while self._asked:
-            when, call = self._asked.pop(0)
+        while self._hooks:
+            when, call = self._hooks.pop(0)
             if when in (due, Due.BOTH):
                 return call
         return None

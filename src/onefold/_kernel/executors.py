@@ -267,7 +267,7 @@ class TaskExecutor(Generic[H]):
         try:
             if connection is not None:
                 await connection.discard()
-        finally:  # only now: hooks hold no connection, and a rollback is told of when it has taken place
+        finally:  # only now: hooks hold no connection, and a rollback is reported when it has taken place
             if conclude is not None:
                 await run_async(conclude(), self)
 

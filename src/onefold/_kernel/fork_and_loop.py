@@ -32,17 +32,17 @@ _watching: WeakSet[NotesFork] = WeakSet()
 
 
 def watch_forks(watching: NotesFork) -> None:
-    """Have it told in each child, before anything else runs there."""
+    """Have `note_fork` called in each child, before anything else runs there."""
     _watching.add(watching)
 
 
-def _tell_child() -> None:
+def _note_fork_in_child() -> None:
     for each in list(_watching):
         each.note_fork()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_tell_child)
+    os.register_at_fork(after_in_child=_note_fork_in_child)
 
 
 class Process:

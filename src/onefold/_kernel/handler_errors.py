@@ -31,7 +31,7 @@ _SWALLOWED_ERROR = (
 
 
 def nothing_executed_error(whose: str, way_out: str) -> TransactionMisused:
-    """For one who took the connection, had nothing executed on it, and takes its work for done."""
+    """For a handler that took the connection, executed nothing on it, and takes its work for done."""
     return TransactionMisused(
         f"{whose} and took tx.connection, but executed nothing on it: an `await` may be missing, as in `await "
         f"tx.connection.execute(...)`, and then nothing is written. {way_out}"
@@ -67,11 +67,11 @@ def translate_refusal(error: Exception) -> Exception:
 
 
 def rethrow(error: Exception) -> NoReturn:
-    """Raise that. An error that rises as it is keeps its cause, the vendor's own: applications have handlers for it."""
-    told = translate_refusal(error)
-    if told is error:
+    """Raise it translated. An error without a translation keeps its cause, the vendor's: applications handle that."""
+    translated = translate_refusal(error)
+    if translated is error:
         raise error
-    raise told from error
+    raise translated from error
 
 
 #: How far an error is followed to where it came from.
@@ -79,8 +79,8 @@ _CAUSES_MAX = 20
 
 
 def failure_of(error: BaseException, operation: str, lease_s: float) -> StoreError | None:
-    """What a handler raised, if it is the database's to answer for: it could not have its transaction (SQLite has one
-    write lock), that could not be serialised, or it outlived its lease."""
+    """What a handler raised, if the database is at fault: it could not have its transaction (SQLite has one write
+    lock), that could not be serialised, or it outlived its lease."""
     if isinstance(error, StoreBusy):
         return error
     return serialization_failure_of(error, operation) or lease_over(error, operation, lease_s)
@@ -128,11 +128,11 @@ def late_isolation(error: BaseException) -> TransactionMisused | None:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error, what it was raised from, and the driver's error inside of SQLAlchemy's."""
-    waiting, seen = [error], 0
-    while waiting and seen < _CAUSES_MAX:
-        found, seen = waiting.pop(), seen + 1
-        yield found
-        context = None if found.__suppress_context__ else found.__context__
-        grouped = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
-        behind = (getattr(found, "orig", None), found.__cause__, context, *grouped)
+    waiting, count = [error], 0
+    while waiting and count < _CAUSES_MAX:
+        current, count = waiting.pop(), count + 1
+        yield current
+        context = None if current.__suppress_context__ else current.__context__
+        grouped = current.exceptions if isinstance(current, BaseExceptionGroup) else ()
+        behind = (getattr(current, "orig", None), current.__cause__, context, *grouped)
         waiting += [cause for cause in behind if isinstance(cause, BaseException)]

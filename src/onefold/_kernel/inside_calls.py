@@ -1,10 +1,10 @@
 """Flows that a handler runs inside of its transaction: at once on a thread, and on asyncio when they are awaited.
 
-Invariant: what was asked for and never awaited, and so never happened, does not commit as if it had.
+Invariant: a call that was made and never awaited, and so did nothing, does not commit as if it had.
 
 An interruption (a time-out around the call) leaves the transaction as one of the handler's own statements would: it is
-the handler's, or its savepoint's, to say what becomes of it. So, unlike with the flows that own their connection,
-nothing is abandoned here.
+committed or rolled back by the handler, or its savepoint. So, unlike with the flows that own their connection, nothing
+is abandoned here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InsideCalls(dict["InsideCall", None]):
 
 
 class PendingCall:
-    """What is awaited. Used as if it were the answer, it says what is missing."""
+    """What is awaited. Used as if it were the answer, it raises an error that says so."""
 
     __slots__ = ("_make", "call")
 
@@ -42,8 +42,8 @@ class PendingCall:
         self._make = make
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        made: Generator[Any, Any, Any] = self._make().__await__()
-        return made
+        steps: Generator[Any, Any, Any] = self._make().__await__()
+        return steps
 
     def _refuse(self) -> NoReturn:
         raise ProgrammerError(f"{self.call} has to be awaited in async code: `await {self.call}`")
@@ -61,24 +61,24 @@ class PendingCall:
 
 
 class InsideCall(PendingCall):
-    """A call that its transaction waits for: until it is awaited, it is among those `asked` for."""
+    """A call that its transaction waits for: until it is awaited, it is among those `unawaited`."""
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_unawaited",)
 
-    def __init__(self, call: str, make: Callable[[], Generator[Any, Any, Any]], asked: InsideCalls) -> None:
+    def __init__(self, call: str, make: Callable[[], Generator[Any, Any, Any]], unawaited: InsideCalls) -> None:
         self.call = call
         self._make = make
-        self._asked = asked
-        asked[self] = None
+        self._unawaited = unawaited
+        unawaited[self] = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        self._asked.pop(self, None)
-        made: Generator[Any, Any, Any] = self._make()
-        return made
+        self._unawaited.pop(self, None)
+        steps: Generator[Any, Any, Any] = self._make()
+        return steps
 
     def forget(self) -> None:
-        """It is refused: nothing more is to be told of it."""
-        self._asked.pop(self, None)
+        """It is refused: do not report it again at the end."""
+        self._unawaited.pop(self, None)
 
 
 class OnConnection(ThreadExecutor[Any]):
@@ -102,7 +102,7 @@ class Exclusive:
     def __enter__(self) -> None:
         entered = self._enter()
         if isinstance(entered, InsideCall):
-            entered.forget()  # it is told here, and not once more at the end
+            entered.forget()  # the mistake is raised here, and not once more at the end
             raise ProgrammerError(
                 f"this transaction belongs to asyncio: write `async with {self._call}`, in an `async def`"
             )

@@ -17,8 +17,8 @@ LOOKUP_S_MAX: Final = 5.0
 
 
 async def look_until_known(look: Callable[[], Flow[T | None]]) -> tuple[T | None, bool]:
-    """What the look finds, None while that is not decided; and whether the store could be asked at all."""
-    asked = False
+    """What the look finds, None while that is not decided; and whether the store has answered at all."""
+    answered = False
     give_up_at = await Now() + LOOKUP_S_MAX
     for pause_s in LOOKUP_PAUSES_S:
         await Sleep(pause_s)
@@ -28,7 +28,7 @@ async def look_until_known(look: Callable[[], Flow[T | None]]) -> tuple[T | None
             found = await look()
         except StoreError:
             continue
-        asked = True
+        answered = True
         if found is not None:
             return found, True
-    return None, asked
+    return None, answered

@@ -4,7 +4,7 @@ An event is created in the transaction that publishes it: that span's context tr
 the broker, and nothing on the way changes it. The relay that sends it and the consumer that processes it are children
 of that span, and linked to it. So are all attempts: they are found together.
 
-The id of a message, its topic and its consumer are told; its key, its other headers and its data never.
+Spans have the id of a message, its topic and its consumer; its key, its other headers and its data never.
 """
 
 from __future__ import annotations

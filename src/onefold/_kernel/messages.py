@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from onefold.errors import BrokerUnavailable, MessageRefused, MessageUnreadable
 
-#: How CloudEvents attributes are told from other headers, where a transport's binding does not say otherwise.
+#: The prefix of CloudEvents attributes among other headers, where a transport's binding does not say otherwise.
 PREFIX: Final = "ce-"
 
 #: Where an event's trace is: as headers, or, of other producers, as the CloudEvents extension for distributed tracing.
@@ -291,7 +291,7 @@ def _check(found: Mapping[str, str], headers: Mapping[str, str], prefix: str) ->
 
 
 def name_apart(message_id: str, source: str) -> str:
-    """What tells a message from those of other sources with the same id. It is little longer than the id."""
+    """An id that differs from those of other sources with the same id. It is little longer than the id."""
     return f"{message_id}@{blake2b(source.encode(errors='surrogatepass'), digest_size=8).hexdigest()}"
 
 

@@ -4,8 +4,8 @@ Its user has the same object as a `Transaction`, and can neither begin nor end i
 
 Theory of its end, the same wherever it was begun (in a request, a consumer, a block). Sessions write what they hold
 back, or let go of it. Then the transaction is refused to its user, committed or rolled back, and concluded: hooks are
-called, sessions are let go of, once. What COMMIT's failure tells of the rows is what hooks are told: where that is not
-known, neither kind is called.
+called, sessions are let go of, once. Which hooks are called follows from what COMMIT's failure says of the rows: where
+that is not known, neither kind is.
 
 An interruption (cancellation, KeyboardInterrupt) may strike anywhere in between: the flow is closed where it stands.
 The executor, which is abandoned then, knows the transaction it leads to, and concludes it with what was known at that
@@ -52,7 +52,7 @@ class OwnedTransaction(Transaction[H]):
         self.kept: bool | None = False
         #: Whether its COMMIT was answered: from then on a record that went with it is stored.
         self.settled = False
-        #: Whether its user is told of what it seems to have forgotten.
+        #: Whether to report what its user seems to have forgotten.
         self.development = False
         #: Puts a time limit around a hook, where a hook that hangs would hold up others.
         self.limit_hook: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None
@@ -80,7 +80,7 @@ class OwnedTransaction(Transaction[H]):
     @property
     def is_idle(self) -> bool:
         """Whether its user was given the connection, and has had nothing executed on it: what is not awaited is not
-        executed. Where a driver cannot tell, it was."""
+        executed. Where a driver does not report that, something was."""
         return self._handed and not getattr(self._executor.connection, "executed", True)
 
     def carry(self, headers: Callable[[], Mapping[str, str]], request: tuple[bytes, str] | None = None) -> None:
@@ -115,7 +115,7 @@ class OwnedTransaction(Transaction[H]):
 
     def end(self, kept: bool | None = False) -> None:
         """The request is about to be settled or released: the connection is not the handler's any more. `kept` is what
-        is known of its rows until `conclude` tells more: None where COMMIT is sent next."""
+        is known of its rows until `conclude`: None where COMMIT is sent next."""
         self._over = ENDED
         self.kept = kept
 
@@ -160,11 +160,11 @@ class OwnedTransaction(Transaction[H]):
         return self._over is None and self._outbox == outbox
 
     def deny(self, error: StoreUnavailable) -> None:
-        """The route runs without its store, because it said so: there is no transaction to offer."""
+        """The route runs without its store, as it is configured to: there is no transaction to offer."""
         self._over = error
 
     def explain(self, why: str) -> None:
-        """It is not begun, and this is what its user is told who touches it."""
+        """It is not begun: a user who touches it gets this reason as the error."""
         self._over = why
 
     @property
@@ -213,7 +213,7 @@ async def commit(
         await tx.conclude(_kept_despite(error) if tx.kept is None else tx.kept)
         raise
     outcome = rows_kept(answer)
-    if outcome and not tx.settled:  # by another way than ReleaseCommitted, which has told
+    if outcome and not tx.settled:  # by another way than ReleaseCommitted, which has noted it
         tx.note_commit()
     await tx.conclude(outcome if keep_rows else False)
     return answer

@@ -65,7 +65,7 @@ class PendingWork:
         return Mark(self.published, 0 if self._hooks is None else len(self._hooks), self.held)
 
     def retract(self, mark: Mark) -> None:
-        """Forget the events, the commit hooks and the conditions since then: what they told of was rolled back."""
+        """Forget the events, the commit hooks and the conditions since then: what they stand for was rolled back."""
         self.held = mark.held
         if self._outgoing is not None:
             self._outgoing.cut(mark.published)

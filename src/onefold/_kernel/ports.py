@@ -187,9 +187,9 @@ class Outgoing(Protocol):
 
 
 class Joined(Protocol):
-    """What works inside the transaction and must be told of its end: a session.
+    """What works inside the transaction and must be notified of its end: a session.
 
-    What it answers is awaited where it can be.
+    What its methods return is awaited where it can be.
     """
 
     def write(self) -> Any:
@@ -237,12 +237,12 @@ class Sessions(Protocol):
 
 
 class NaturalWrites(Protocol):
-    """Makes flows of what a transaction is asked for: see `_natural/writes.py`. Wrong arguments are refused by the call
-    itself, before anything is executed."""
+    """Makes flows of the natural writes of a transaction: see `_natural/writes.py`. Wrong arguments are refused by the
+    call itself, before anything is executed."""
 
     @property
     def tables(self) -> Mapping[str, WritableTable]:
-        """Those that were asked for before."""
+        """The tables that were used before."""
         ...
 
     def table(self, name: str, dialect: str) -> WritableTable:
@@ -358,7 +358,7 @@ class SubscriptionSeen:
     waiting: int | None
     """Messages that it has not acknowledged. None where the broker cannot count them."""
     attached: int | None = None
-    """How many processes are connected to it now. None where the broker cannot tell."""
+    """How many processes are connected to it now. None where the broker does not report that."""
 
 
 @runtime_checkable
@@ -367,12 +367,12 @@ class ManagesSubscriptions(Protocol):
     does not: a group gets the topics that its members ask for, and the topic's retention ends the rest."""
 
     async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
-        """What is published to these `topics` from now on does not go to the `consumer`, nor what waits there where it
-        can be told apart; what it does not have is passed over."""
+        """End the subscription of the `consumer` to these `topics`: it gets nothing that is published from now on, nor
+        what waits there, where the broker can select that by topic. Topics that it does not have are passed over."""
         ...
 
     async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
-        """All that there are, where the broker can list them; else those of the consumers with these `names`."""
+        """All subscriptions, where the broker can list them; else those of the consumers with these `names`."""
         ...
 
     async def remove(self, consumer: str) -> int | None:

@@ -331,17 +331,17 @@ class OneOf:
 
 def _faults(error: Any) -> str:
     """Of pydantic's error: which fields, and what kind of fault. Not its text, which has the values."""
-    found = error.errors(include_url=False, include_input=False, include_context=False) if _tells(error) else ()
-    told = [f"{each['loc'][0]}: {each['type']}" if each["loc"] else each["type"] for each in found[:5]]
-    return ", ".join(told) or type(error).__name__
+    found = error.errors(include_url=False, include_input=False, include_context=False) if _has_errors(error) else ()
+    faults = [f"{each['loc'][0]}: {each['type']}" if each["loc"] else each["type"] for each in found[:5]]
+    return ", ".join(faults) or type(error).__name__
 
 
-def _tells(error: Any) -> bool:
+def _has_errors(error: Any) -> bool:
     return callable(getattr(error, "errors", None))
 
 
 def _each(act: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """What becomes of each; a misfit is told with its number."""
+    """The result of `act` for each value; a misfit is raised with its number."""
     found: list[Any] = []
     try:
         for each in values:
@@ -352,7 +352,7 @@ def _each(act: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
 
 
 def _each_named(act_of: Callable[[Any], Callable[[Any], Any]], values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What becomes of each value; a misfit is told with its name, where that is one that a program chose."""
+    """The result for each value; a misfit is raised with its name, where that is one that a program chose."""
     found: dict[Any, Any] = {}
     name: Any = None
     try:

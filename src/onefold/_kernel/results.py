@@ -7,7 +7,7 @@ Invariant: `decode_result(encode_result(x, t), t) == x` for all that is accepted
 its own JSON. What would come back as something else (a tuple without an annotation, an instance of a subclass, NaN) is
 refused where it is returned. Nothing that is read can run code: never pickle.
 
-Types that are told from the annotation are in `result_types.py`, which has the standard library only; pydantic's models
+Types are read from annotations in `result_types.py`, which has the standard library only; pydantic's models
 are read and written by their own methods, and need no import here.
 """
 

@@ -233,7 +233,7 @@ class Savepoint:
         except TransactionMisused:
             if kind is None:
                 raise
-            return False  # what is rising already tells more
+            return False  # the exception that is rising already says more
         return True
 
     def _fail(self, failure: Exception) -> None:

@@ -1,5 +1,5 @@
-"""One thread for one connection, or for one handler: what a loop hands it is done in order, and the loop is told what
-came of it."""
+"""One thread for one connection, or for one handler: it runs the jobs that a loop submits in order, and sets their
+results on futures of the loop."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ T = TypeVar("T")
 
 
 class SerialThread:
-    """One thread that does what it is handed, in order.
+    """One thread that runs the jobs submitted to it, in order.
 
     A ThreadPoolExecutor would do, at twice the price of a hop: it makes a future with a lock and a condition for every
-    errand, and chains it to one of the loop's.
+    job, and chains it to one of the loop's.
     """
 
-    __slots__ = ("_begun", "_errands", "_name", "_started", "done")
+    __slots__ = ("_begun", "_jobs", "_name", "_started", "done")
 
     def __init__(self, name: str = "onefold") -> None:
         self._name = name
-        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._started = False
-        #: How many functions it was given, and how many it is through with, which is counted on the thread itself.
+        #: How many functions were begun by `run`, and how many have ended, which is counted on the thread itself.
         self._begun = 0
         self.done = 0
 
     @property
     def is_idle(self) -> bool:
-        """It has nothing to do, and so touches nothing."""
+        """Whether it runs nothing, and so touches nothing."""
         return self._begun == self.done
 
-    def hand(self, errand: Callable[[], None]) -> None:
-        """To be done, whether or not a task waits for it. It must not raise."""
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queue a job that is run whether or not a task waits for it. It must not raise."""
         if not self._started:
             self._started = True
             # A daemon: what it has not committed when the process ends rolls back, as after a crash.
-            threading.Thread(target=_work, args=(self._errands,), name=self._name, daemon=True).start()
-        self._errands.put(errand)
+            threading.Thread(target=_run_jobs, args=(self._jobs,), name=self._name, daemon=True).start()
+        self._jobs.put(job)
 
     def run(self, function: Callable[[], T], *, on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """What the function answers, to be awaited. `on_abandoned` gets it instead, on a thread, when no task waits
-        any more: the wait was cancelled, or its loop is closed."""
+        """The function's result, to be awaited. `on_abandoned` gets it instead, on a thread, when no task waits any
+        more: the wait was cancelled, or its loop is closed."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._begun += 1
-        self.hand(partial(_tell, self, loop, answer, function, on_abandoned))
+        self.submit(partial(_run, self, loop, answer, function, on_abandoned))
         return answer
 
     def end(self) -> None:
-        self._errands.put(None)
+        self._jobs.put(None)
 
     def __del__(self) -> None:
-        """A database that was let go without being closed leaves no thread behind: that knows only its errands."""
+        """A database that is dropped without being closed leaves no thread behind: that refers only to the jobs."""
         self.end()
 
 
-def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (errand := errands.get()) is not None:
-        errand()
-        del errand  # it may hold a connection: let go of it before the next one comes, which may take long
+def _run_jobs(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it may hold a connection: release it before waiting for the next job, which may take long
 
 
-def _tell(
+def _run(
     thread: SerialThread,
     loop: asyncio.AbstractEventLoop,
     answer: asyncio.Future[T],
     function: Callable[[], T],
     on_abandoned: Callable[[T], None] | None,
 ) -> None:
-    """Call the function here, and have the loop told what came of it."""
+    """Call the function on this thread, and set its result or error on the future, in the loop."""
     try:
         try:
             result = function()
@@ -90,7 +90,7 @@ def _tell(
             if on_abandoned is not None:
                 on_abandoned(result)
     finally:
-        # The error's traceback holds this frame, and the answer holds the error: do not close the circle.
+        # The error's traceback holds this frame, and the future holds the error: break the reference cycle.
         del answer, function
 
 

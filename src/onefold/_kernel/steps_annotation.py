@@ -9,8 +9,8 @@ _STEPS: Final = ("onefold._steps.steps", "Steps")
 
 
 def is_steps(annotation: object) -> bool:
-    """Whether a parameter is for the recorded steps of a work. What could not be looked up is told by what is
-    written."""
+    """Whether a parameter is for the recorded steps of a work. An annotation that could not be resolved is judged by
+    its text."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, str):

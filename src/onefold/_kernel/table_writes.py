@@ -76,7 +76,7 @@ class MoveState:
 
 
 class MoveValues(NamedTuple):
-    """The values of a move, told apart."""
+    """The values of a move, by their roles."""
 
     to: Any
     also: tuple[Any, ...]
@@ -114,7 +114,7 @@ Write: TypeAlias = InsertUnlessThere | FindRow | HashKey | MoveState | FindState
 #: A row, as its user is given it, and what else the write asks of the database. SQLite's booleans are 0 and 1.
 FoundRow: TypeAlias = tuple[Any, tuple[Any, ...]]
 
-#: What a table has made of a write, to perform it with values as often as it is asked for.
+#: What a table has made of a write, to perform it any number of times with values.
 Prepared: TypeAlias = Any
 
 

@@ -101,7 +101,7 @@ class _Rest(Generic[T]):
     """What has begun, and is continued until its time is over.
 
     The alarm cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
-    times as much, because it must then tell its own cancellation from another.
+    times as much, because it must then distinguish its own cancellation from another.
     """
 
     __slots__ = ("_due", "_rang", "_seconds", "_steps", "_waits_for")
@@ -140,5 +140,5 @@ class _Rest(Generic[T]):
 
     def _ring(self) -> None:
         self._rang = True
-        # A bare yield, or a future that is done, comes back by itself: it is told then.
+        # A bare yield, or a future that is done, resumes by itself: the time-out is raised then.
         self._due = self._waits_for is None or not self._waits_for.cancel()

@@ -204,7 +204,7 @@ class Transaction(Generic[H]):
 
         The table is its name, a Table or a mapped class of SQLAlchemy; `values`: the row. `on`: the columns of the key,
         which have a unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or
-        these columns, must be the same where it is there, else RowDiffers; "tell": that is told as an outcome.
+        these columns, must be the same where it is there, else RowDiffers; "tell": that is an outcome instead.
         """
         natural = self._natural_writes()
         into = self._find_table(natural, table)

@@ -1,5 +1,5 @@
-"""Signals: waking those who wait for news, on whatever thread and loop. A hint that may be lost: a waiter also
-looks by itself from time to time."""
+"""Signals: they wake loops that wait for work, on whatever thread. A signal is a hint that may be lost: a waiter also
+polls from time to time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 
 from onefold._kernel.pg_catalog import qualified
 
-# What is written by a statement that stands in a transaction of its own (an operator's, a relay's) is told on these
-# channels of Postgres' NOTIFY by that statement; writers of events tell after their COMMIT (`_worker/wakeup.py`).
+# A statement in a transaction of its own (an operator's, a relay's) notifies these channels of Postgres itself; writers
+# of events notify after their COMMIT (`_worker/wakeup.py`).
 
 #: Events may be claimed: for relays.
 OUTBOX_CHANNEL: Final = "onefold_outbox"
@@ -19,14 +19,14 @@ OUTBOX_CHANNEL: Final = "onefold_outbox"
 #: Messages wait at the local broker: for its consumers.
 DELIVERY_CHANNEL: Final = "onefold_delivery"
 
-#: What is told of an operator's action, on both: it may be about failed messages, which no delivery tells of.
+#: The payload for an operator's action, on both: it may be about failed messages, which no delivery announces.
 ACTION: Final = "action"
 
 NOTIFY_RELAYS: Final = qualified(f"SELECT pg_notify('{OUTBOX_CHANNEL}', '')")
 
 #: A CTE and what has it evaluated once, for a statement that makes events claimable.
-RELAYS_TOLD: Final = f"WITH told AS MATERIALIZED (SELECT pg_notify('{OUTBOX_CHANNEL}', '') AS heard)"
-ARE_TOLD: Final = "EXISTS (SELECT 1 FROM told)"
+RELAYS_NOTIFIED: Final = f"WITH told AS MATERIALIZED (SELECT pg_notify('{OUTBOX_CHANNEL}', '') AS heard)"
+NOTIFIED: Final = "EXISTS (SELECT 1 FROM told)"
 
 
 class Signal:
@@ -64,7 +64,7 @@ class Signal:
 
 
 class Signals:
-    """One signal for each who listens, all set together."""
+    """One signal for each listener, all set together."""
 
     def __init__(self) -> None:
         self._signals: tuple[Signal, ...] = ()
@@ -83,20 +83,20 @@ class Signals:
 
 
 class News(Signals):
-    """What there is to do, told to those who do it."""
+    """Wakes the loops of this process when there is work for them, and those of other processes."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: Those whose listening is known to work: what other processes have for us is heard here. While there is one,
-        #: looking by oneself is a precaution.
+        #: The listeners whose connection is known to work: notifications of other processes arrive here. While there
+        #: is one, polling is a precaution.
         self.heard: set[object] = set()
-        #: Whose NOTIFY need not be heard by those who listen here.
+        #: The sender whose NOTIFY the listeners of this process ignore: itself.
         self.sender = ""
-        #: Tells those who wait for these news in other processes, where their database does not.
-        self.tell_others: Callable[[], object] = _nothing
+        #: Notifies the loops of other processes, where the database does not.
+        self.notify_others: Callable[[], object] = _nothing
         #: Set when an operator did something, in whichever process.
         self.actions = Signals()
 
 
 def _nothing() -> None:
-    """There is no other way to tell them, or no need."""
+    """Other processes cannot be notified in another way, or need not be."""

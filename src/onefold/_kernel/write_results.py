@@ -28,7 +28,7 @@ class InsertOutcome(Enum):
     CREATED = "created"
     """It was inserted, by this call."""
     EXISTING = "existing"
-    """A row with its key was there. Whether its other values are the same was not asked."""
+    """A row with its key was there. Its other values were not compared."""
     SAME = "same"
     """A row with its key was there, and had the values that were compared."""
     DIFFERENT = "different"
@@ -45,7 +45,7 @@ class Inserted(_RowAndCreated[R]):
 
     outcome: InsertOutcome
     differing: tuple[str, ...]
-    """The columns with other values, where that was asked."""
+    """The columns with other values, where they were compared."""
 
     def __new__(cls, row: R, outcome: InsertOutcome, differing: tuple[str, ...] = ()) -> Self:
         made = tuple.__new__(cls, (row, outcome is InsertOutcome.CREATED))

@@ -216,7 +216,7 @@ class HandlerCalls:
             if not answer.cancelled():
                 answer.exception()  # seen: its message has failed already
             for work in self._behind.pop(invocation):
-                thread.hand(functools.partial(_close, work, self._consumer.name, invocation.messages[0].id))
+                thread.submit(functools.partial(_close, work, self._consumer.name, invocation.messages[0].id))
             thread.end()
             self.returned.set()
             if len(self._behind) < self._consumer.concurrency:

@@ -68,7 +68,7 @@ class DeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """Dead failed messages are being tried again, because `actor` said so."""
+    """Dead failed messages are being tried again, at the request of `actor`."""
 
     consumer: str
     actor: str
@@ -102,7 +102,7 @@ class LedgerReaped:
 @dataclass(frozen=True, slots=True)
 class FailedMessagesMeasured:
     """How many failed messages a consumer has now: waiting for their next attempt, parked behind a gap in their stream,
-    dead. Counted up to 10,000. Each process that runs the consumer tells it now and then."""
+    dead. Counted up to 10,000. Each process that runs the consumer emits it now and then."""
 
     consumer: str
     waiting: int

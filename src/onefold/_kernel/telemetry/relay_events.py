@@ -79,7 +79,7 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMeasured:
-    """What is in the outbox now. Each relay tells it now and then. Counts are cut at 10,000, of stopped events at
+    """What is in the outbox now. Each relay emits it now and then. Counts are cut at 10,000, of stopped events at
     1,000: a look costs the same however much there is."""
 
     pending: Mapping[str, int]

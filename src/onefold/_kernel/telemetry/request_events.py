@@ -24,7 +24,7 @@ class Claimed:
     outcome: Outcome
 
 
-#: `Claimed(operation, outcome)`, made once: every request tells it, and few are different.
+#: `Claimed(operation, outcome)`, made once: every request emits it, and few are different.
 claimed_event: Final = lru_cache(maxsize=1024)(Claimed)
 
 

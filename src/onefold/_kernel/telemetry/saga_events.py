@@ -1,4 +1,4 @@
-"""What became of sagas. Each is told by the process that saw it, and not again by a replay of the saga."""
+"""The outcomes of sagas. Each is emitted by the process that saw it, and not again by a replay of the saga."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AttemptOutcome: TypeAlias = Literal["done", "retried", "failed", "aborted"]
 @dataclass(frozen=True, slots=True)
 class SagaEnded:
     """A saga has completed, or was compensated: because a step failed, or because it was cancelled. One that stopped
-    has no end yet: its code or its engine is at fault, which is told whenever it is tried again and stops again."""
+    has no end yet: its code or its engine is at fault, which is emitted whenever it is tried again and stops again."""
 
     saga: str
     saga_id: str

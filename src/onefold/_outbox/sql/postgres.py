@@ -15,7 +15,7 @@ from onefold._kernel.dialects import postgres_lease, postgres_span
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
-from onefold._kernel.wakeup_signals import ARE_TOLD, RELAYS_TOLD
+from onefold._kernel.wakeup_signals import NOTIFIED, RELAYS_NOTIFIED
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
 from onefold._outbox.event_checks import write_headers
 from onefold._outbox.schema import bucket_of
@@ -139,10 +139,10 @@ WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at < 'infinity' ORDER 
 """)
 
     MAKE_DUE_CLAIMABLE = qualified(f"""
-{RELAYS_TOLD}
+{RELAYS_NOTIFIED}
 UPDATE onefold_outbox SET due_at = NULL WHERE position IN (
     SELECT position FROM onefold_outbox WHERE published_at IS NULL AND due_at <= clock_timestamp()
-    ORDER BY due_at LIMIT $1::integer FOR UPDATE SKIP LOCKED) AND {ARE_TOLD}
+    ORDER BY due_at LIMIT $1::integer FOR UPDATE SKIP LOCKED) AND {NOTIFIED}
 """)
 
     FORGETTABLE = qualified(f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1")
@@ -194,9 +194,9 @@ WHERE {_CHOSEN}
 """)
 
     RETRY_TOPICS = qualified(f"""
-{RELAYS_TOLD}
+{RELAYS_NOTIFIED}
 UPDATE onefold_outbox SET due_at = NULL, died_at = NULL, started = 0, finished = 0
-WHERE {_STOPPED} AND started = finished AND topic IN (SELECT json_array_elements_text($1::text::json)) AND {ARE_TOLD}
+WHERE {_STOPPED} AND started = finished AND topic IN (SELECT json_array_elements_text($1::text::json)) AND {NOTIFIED}
 """)
 
     STOPPED_TOPICS = qualified(f"SELECT DISTINCT topic FROM onefold_outbox WHERE {_STOPPED}")

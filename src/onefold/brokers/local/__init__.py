@@ -106,7 +106,7 @@ class LocalBroker:
                 if rows:
                     await Batch((Boundary.BEGIN_LIGHT, *rows, Boundary.COMMIT))
             self.news.set()  # now: giving the connection back takes its time
-            self.news.tell_others()
+            self.news.notify_others()
             return subscribed
 
         routes = _routes(messages, await self._run(deliver))

@@ -101,7 +101,7 @@ class AsyncSqlalchemyDatabase:
         self._place = Place()
         self._pool = PoolOfLoop(engine.sync_engine)
         watch(engine.sync_engine)
-        self._errands = Shielded()
+        self._shielded = Shielded()
         self._in_greenlet = _InGreenlet(engine.sync_engine, self.dialect, self._place)
 
     def sessions(self, factory: Factory | None) -> SqlalchemySessions:
@@ -115,13 +115,13 @@ class AsyncSqlalchemyDatabase:
     async def acquire(self) -> AsyncSqlalchemyConnection:
         self._pool.check()
         # Many releases of SQLAlchemy, cancelled half-way, lose the connection they were about to hand out.
-        return await self._errands.run(self._take(), on_abandoned=AsyncSqlalchemyConnection.release)
+        return await self._shielded.run(self._take(), on_abandoned=AsyncSqlalchemyConnection.release)
 
     async def _take(self) -> AsyncSqlalchemyConnection:
         try:
             connection = await self._engine.connect().start()
             verbs = await connection.run_sync(_prepare, self._place)
-            return AsyncSqlalchemyConnection(connection, verbs, self._errands)
+            return AsyncSqlalchemyConnection(connection, verbs, self._shielded)
         except (exc.SQLAlchemyError, OSError) as error:
             raise connect_error(error) from error
 
@@ -129,12 +129,12 @@ class AsyncSqlalchemyDatabase:
         """Run a flow in one greenlet, from its Acquire to its Release. Effect by effect each would have one of its own,
         and taking and giving back a task each. Cancelled, it goes on to its end."""
         self._pool.check()
-        return await self._errands.run(greenlet_spawn(run, flow, ThreadExecutor(self._in_greenlet)))
+        return await self._shielded.run(greenlet_spawn(run, flow, ThreadExecutor(self._in_greenlet)))
 
     async def close(self) -> None:
         """The engine is the application's; what is still on its way back to it is waited for."""
         self._pool.check()  # a later dispose() cannot close what another loop has left
-        await self._errands.finish(_RETURNS_S_MAX)
+        await self._shielded.finish(_RETURNS_S_MAX)
         _rest(self._engine.sync_engine)
 
 
@@ -156,12 +156,12 @@ class _InGreenlet:
 class AsyncSqlalchemyConnection:
     """`SqlalchemyConnection` for asyncio."""
 
-    __slots__ = ("_connection", "_errands", "_verbs")
+    __slots__ = ("_connection", "_shielded", "_verbs")
 
-    def __init__(self, connection: AsyncConnection, verbs: SqlalchemyConnection, errands: Shielded) -> None:
+    def __init__(self, connection: AsyncConnection, verbs: SqlalchemyConnection, shielded: Shielded) -> None:
         self._connection = connection
         self._verbs = verbs
-        self._errands = errands
+        self._shielded = shielded
 
     @property
     def handle(self) -> AsyncConnection:
@@ -185,7 +185,7 @@ class AsyncSqlalchemyConnection:
         if not await self._verbs.handed_out.wait_async(0.0):
             await self.discard()
             return
-        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.release()))
+        await self._shielded.run(self._connection.run_sync(lambda _: self._verbs.release()))
 
     async def _end_handler(self, items: Sequence[BatchItem]) -> None:
         handed_out = self._verbs.handed_out
@@ -197,7 +197,7 @@ class AsyncSqlalchemyConnection:
         self._verbs.handed_out.end()
         try:
             async with asyncio.timeout(_CLOSED_S):
-                await self._errands.run(self._discard())
+                await self._shielded.run(self._discard())
         except TimeoutError:
             _log.warning(
                 "SQLAlchemy: a connection could not be closed within %g s after its request's end, because something "

@@ -153,7 +153,7 @@ class AsyncSqlite:
         self._thread = thread
 
     async def execute(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Cursor:
-        """Execute one statement; the cursor tells `rowcount` and `lastrowid`."""
+        """Execute one statement; the cursor has `rowcount` and `lastrowid`."""
         return await self.run(lambda connection: connection.execute(sql, parameters))
 
     async def fetch(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
@@ -166,16 +166,16 @@ class AsyncSqlite:
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do anything with the real connection, in one hop."""
-        errand = Interruptible(self._connection, self._term, work)
+        job = Interruptible(self._connection, self._term, work)
         try:
-            return await self._thread.run(errand)
+            return await self._thread.run(job)
         except (asyncio.CancelledError, GeneratorExit):
             # What has begun goes on: this comes after it, and before whatever ends the transaction.
-            self._thread.hand(errand.abandon)
-            if errand.drop():
+            self._thread.submit(job.abandon)
+            if job.drop():
                 # Outside of any savepoint nothing of the transaction can be kept any more. Inside of one all of it may,
                 # if the statement ends soon, because SQLite rolls everything back when it interrupts a write.
-                call_until_done(errand.interrupt, after_s=LONGEST_S if errand.part else 0.0)
+                call_until_done(job.interrupt, after_s=LONGEST_S if job.part else 0.0)
             raise
 
 

@@ -6,7 +6,7 @@ lock. A transaction of the handler's begins when it first touches its handle: wi
 (`Shared.writer`), then with BEGIN IMMEDIATE. A light one takes the same lock, and gives up soon.
 
 Words. A turn of ours (`with file`) keeps a thread of the handler's out of SQLite. A term is one transaction that a
-handler may work in: the handle of an earlier term is void. An errand is what an async handler is having executed on the
+handler may work in: the handle of an earlier term is void. A job is what an async handler is having executed on the
 connection's thread: it alone is interrupted when its wait is cancelled. A part is what a handler may undo by itself, a
 savepoint. A glance is a read on the event loop, without a hop to the thread: what would have to wait is not done there.
 A connection is at rest when giving it back touches no disk and waits for no thread.
@@ -63,8 +63,8 @@ class SqliteConnection:
         "_light",
         "_shared",
         "_writing",
-        "errand",
-        "errands",
+        "job",
+        "job_lock",
         "parts",
         "term",
     )
@@ -82,8 +82,8 @@ class SqliteConnection:
         self.term = 0
         #: What an async handler is having executed on its thread. It begins and ends with the lock, so that what comes
         #: after it is not interrupted in its place.
-        self.errand: object | None = None
-        self.errands = threading.Lock()
+        self.job: object | None = None
+        self.job_lock = threading.Lock()
 
     @property
     def handle(self) -> sqlite3.Connection:
@@ -146,7 +146,7 @@ class SqliteConnection:
                     return None
                 rows: list[Row] = sqlite3.Cursor(light).execute(item.sql, item.values).fetchall()
         except sqlite3.Error:
-            return None  # the one who waits, or is told, is on a thread
+            return None  # the statement is executed again on a thread, which may wait, and raises the error
         return rows
 
     def prepare_to_glance(self) -> None:
@@ -207,19 +207,19 @@ class SqliteConnection:
         return self._busy_timeout_s
 
     def interrupt(self) -> bool:
-        """The connection is about to be thrown away: break off what an async handler is having executed, and let
-        nothing in after it. Whether there is such a thing. To be called again until there is not."""
+        """Before the connection is discarded: interrupt the job of an async handler, and let no other begin. Whether
+        there is one; to be called again until there is none."""
         file = self._lent
         if file is None or file.is_a_parents:
             return False
         self.term += 1
         file.connection.over = True
-        return self.interrupt_errand(self.errand)
+        return self.interrupt_job(self.job)
 
-    def interrupt_errand(self, errand: object) -> bool:
-        """Interrupt this errand, and nothing else. Whether it is executed now."""
-        with self.errands:
-            if errand is None or self.errand is not errand or self._lent is None:
+    def interrupt_job(self, job: object) -> bool:
+        """Interrupt this job, and nothing else. Whether it is executed now."""
+        with self.job_lock:
+            if job is None or self.job is not job or self._lent is None:
                 return False
             self._lent.connection.interrupt()
             return True
@@ -263,8 +263,9 @@ class SqliteConnection:
         return file.light if self._light else file.connection
 
     def _check(self, file: SqliteFile, items: Sequence[BatchItem] = ()) -> None:
-        """What became of the transaction in the handler's hands? What it tried does not matter if all is undone now.
-        That it is gone does, unless nothing is to be written instead: an answer after it would be stored for good."""
+        """Refuse to go on where the handler has ended the transaction, or tried to. An attempt does not matter if all
+        is undone now; an ended transaction does, unless only a rollback follows: an answer after it would be stored for
+        good."""
         trespass, file.connection.trespass = file.connection.trespass, None
         undone = bool(items) and items[0] is Boundary.ROLLBACK
         if trespass is not None and not undone:

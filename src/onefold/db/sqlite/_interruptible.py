@@ -1,4 +1,4 @@
-"""What an async handler has done on the thread of its SQLite connection, and how that is broken off."""
+"""A job of an async handler on the thread of its SQLite connection, and how it is interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Interruptible(Generic[T]):
-    """One piece of work. Called on the thread; the rest is for the loop, but for `abandon`."""
+    """One job. It and `abandon` are called on the thread, the rest on the loop."""
 
     __slots__ = ("_connection", "_dropped", "_executed", "_term", "_work", "part")
 
@@ -29,26 +29,26 @@ class Interruptible(Generic[T]):
         connection = self._connection
         handle = connection.handle_in(self._term)
         self.part = connection.parts.innermost
-        with connection.errands:
+        with connection.job_lock:
             if self._dropped:
                 raise TransactionMisused("cancelled before its turn came; nothing was executed")
             self._executed = True
-            connection.errand = self
+            connection.job = self
         try:
             return self._work(handle)
         finally:
-            with connection.errands:
-                connection.errand = None
+            with connection.job_lock:
+                connection.job = None
 
     def drop(self) -> bool:
-        """It is waited for no more. Whether it is executed now; what has not begun will not."""
-        with self._connection.errands:
+        """The wait was cancelled: do not begin any more. Whether the job is executed now."""
+        with self._connection.job_lock:
             self._dropped = True
-            return self._connection.errand is self
+            return self._connection.job is self
 
     def interrupt(self) -> bool:
         """Whether it is still executed."""
-        return self._connection.interrupt_errand(self)
+        return self._connection.interrupt_job(self)
 
     def abandon(self) -> None:
         """It is over, and its transaction must not be committed with it."""
