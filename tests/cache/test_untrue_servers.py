@@ -399,7 +399,7 @@ def test_an_answer_that_was_stored_before_its_commit_is_found(
     real, dies = CachedStore.settle, iter([True, True, True, False] * 100)
 
     async def tell_too_early(self: CachedStore, ask: Any, run: Any, answer: Any, **how: Any) -> Any:
-        await self._keep(Record(ask.digest, ask.fingerprint, ask.operation, 2, *answer), self._asked_at, 60.0)
+        await self._keep(Record(ask.digest, ask.fingerprint, ask.operation, 2, *answer), self._queried_at, 60.0)
         if next(dies):
             raise Died
         return await real(self, ask, run, answer, **how)

@@ -182,7 +182,7 @@ def test_a_call_that_is_broken_off_gives_back_what_it_took_for_a_retry_that_it_d
     attempts = Attempts(down, inf)
     attempts.begin(0.0)
     attempts.end(BUSY, 0.0)
-    attempts.hand_over()
+    attempts.forgo_retry()
     attempts.excuse()
     assert down.budget.tokens(0.0) == before - 1.0
 

@@ -1,1 +1,1 @@
-"""The HTTP edge: what a request asks for and what it is told, without a socket."""
+"""The HTTP edge: requests and their answers, without a socket."""

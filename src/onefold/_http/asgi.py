@@ -204,7 +204,7 @@ class _HeldExchange:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
         if not self.settled and self._guarded.keyed:
-            # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
+            # A framework that is notified of a disconnect cancels the handler; the work must finish and be stored.
             self._waited_for = self._waited_for or asyncio.Event()
             await self._waited_for.wait()
         return await self._receive()

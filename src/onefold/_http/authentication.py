@@ -1,9 +1,9 @@
-"""Who asks, and whether it may: the application's `authorize` and `principal`.
+"""Authentication by the application: its functions `authorize` and `principal`.
 
-Invariant: both have spoken before anything stored is looked at. What one of them raises is answered the way the
+Invariant: both have returned before anything stored is looked at. What one of them raises is answered the way the
 application's framework answers its own exceptions, and nothing else of the request happens.
 
-Each function says by its parameter how it wants to see the request: as onefold's own, as a request of Starlette or
+Each function declares by its parameter how it takes the request: as onefold's own, as a request of Starlette or
 FastAPI, as one of Flask or Werkzeug, or not at all. The classes are recognised by their names, never imported here.
 """
 
@@ -31,10 +31,10 @@ from onefold.errors import (
 
 _log = logging.getLogger("onefold.requests")
 
-#: How a function wants to see the request.
+#: How a function takes the request.
 Form: TypeAlias = Literal["onefold", "nothing", "starlette", "werkzeug"]
 
-#: What a function that only passes the question on is named after, in errors.
+#: The attribute of a wrapper with the function that errors name instead.
 NAMED = "__onefold_named__"
 
 #: Where a function finds the template of the route in an ASGI scope; None on the status page.
@@ -50,7 +50,7 @@ class ApplicationRefusal(Exception):
 
 
 class Framework(Protocol):
-    """What the framework of an application does for a function that is asked about a request."""
+    """What the framework of an application does for a function that is called with a request."""
 
     @property
     def protocol(self) -> Literal["asgi", "wsgi"]: ...
@@ -66,7 +66,7 @@ class Framework(Protocol):
         ...
 
     def endpoint_of(self, request: Request) -> object | None:
-        """The function that serves a request, as far as its router has told."""
+        """The function that serves a request, where its router has noted it."""
         ...
 
 
@@ -105,8 +105,8 @@ PLAIN_WSGI = PlainWsgi()
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A function of the application that is asked about requests."""
+class RequestFunction:
+    """A function of the application that is called with requests: its `authorize`, or its `principal`."""
 
     setting: str
     function: Callable[..., Any]
@@ -117,7 +117,7 @@ class Question:
     def name(self) -> str:
         return f"{self.setting} function {_name(self.function)}"
 
-    def put(self, request: Request, source: Mapping[str, Any], body: bytes, template: str | None = None) -> Any:
+    def call(self, request: Request, source: Mapping[str, Any], body: bytes, template: str | None = None) -> Any:
         """Call it with the request in its form."""
         match self.form:
             case "onefold":
@@ -143,8 +143,8 @@ class Question:
                 )
 
 
-def read_question(setting: str, function: object) -> Question:
-    """Read from its signature how a function wants to be asked."""
+def read_request_function(setting: str, function: object) -> RequestFunction:
+    """Read from its signature how a function takes the request."""
     if not callable(function):
         raise ConfigurationError(
             f"{setting}={function!r} is not a function; write one that takes the request, as in "
@@ -157,8 +157,8 @@ def read_question(setting: str, function: object) -> Question:
             f"the {setting} function {_name(function)} has an annotation that cannot be looked up ({error}): import "
             "the class of its parameter at run time, not only under TYPE_CHECKING"
         ) from error
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return Question(setting, function, "onefold")
+    except (TypeError, ValueError):  # a builtin without a signature
+        return RequestFunction(setting, function, "onefold")
     places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in signature.parameters.values() if p.default is p.empty and p.kind not in _COLLECTING]
     if len(required) > 1 or (required and required[0] not in places):
@@ -167,7 +167,7 @@ def read_question(setting: str, function: object) -> Question:
             f"with the request only. A dependency of FastAPI goes through onefold.fastapi.{setting}_from(...)"
         )
     if not places and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
-        return Question(setting, function, "nothing")
+        return RequestFunction(setting, function, "nothing")
     annotation = places[0].annotation if places else inspect.Parameter.empty
     return _read_annotation(setting, function, annotation)
 
@@ -175,15 +175,15 @@ def read_question(setting: str, function: object) -> Question:
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _read_annotation(setting: str, function: Callable[..., Any], annotation: Any) -> Question:
-    told = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    if told in (inspect.Parameter.empty, Any, object, Request):
-        return Question(setting, function, "onefold")
-    kinds = told.__mro__ if isinstance(told, type) else ()
+def _read_annotation(setting: str, function: Callable[..., Any], annotation: Any) -> RequestFunction:
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if kind in (inspect.Parameter.empty, Any, object, Request):
+        return RequestFunction(setting, function, "onefold")
+    kinds = kind.__mro__ if isinstance(kind, type) else ()
     if any(_is(kind, "starlette", "HTTPConnection") for kind in kinds):
-        return Question(setting, function, "starlette", told)
+        return RequestFunction(setting, function, "starlette", kind)
     if any(_is(kind, "werkzeug", "Request") for kind in kinds):
-        return Question(setting, function, "werkzeug", told)
+        return RequestFunction(setting, function, "werkzeug", kind)
     raise ConfigurationError(
         f"the parameter of the {setting} function {_name(function)} is annotated {annotation!r}; it gets the request: "
         "onefold.Request, starlette.requests.Request or flask.Request. A dependency of FastAPI goes through "
@@ -192,74 +192,82 @@ def _read_annotation(setting: str, function: Callable[..., Any], annotation: Any
 
 
 async def authenticate(
-    framework: Framework, may: Question | None, whose: Question, request: Request, body: bytes, template: str
+    framework: Framework,
+    authorizing: RequestFunction | None,
+    identifying: RequestFunction,
+    request: Request,
+    body: bytes,
+    template: str,
 ) -> str:
-    """On whose behalf the request is made, if it may be. A request of the completer has no client that could be asked:
-    it is made on behalf of the principal that began it. Raises OnefoldError, ApplicationRefusal."""
+    """The principal of the request, if it is authorized. A request of the completer has no client to authenticate: its
+    principal is the one that began it. Raises OnefoldError, ApplicationRefusal."""
     if COMPLETING in request.source and (completing := completing_of(request.source)) is not None:
         return completing.principal
-    if may is not None:
-        await authorize(framework, may, request, body, template)
-    return _read_principal(whose, await _ask(framework, whose, request, body, template), request, template)
+    if authorizing is not None:
+        await authorize(framework, authorizing, request, body, template)
+    return await identify(framework, identifying, request, body, template)
 
 
 async def authorize(
-    framework: Framework, asked: Question | None, request: Request, body: bytes, template: str | None
+    framework: Framework, callee: RequestFunction | None, request: Request, body: bytes, template: str | None
 ) -> None:
     """Let the application refuse. Returns where it does not."""
-    if asked is None:
+    if callee is None:
         return
-    found = await _ask(framework, asked, request, body, template)
-    if found is False:
+    answer = await _call_function(framework, callee, request, body, template)
+    if answer is False:
         raise NotAuthorized("The application does not allow this request.")
-    if found is not None and found is not True:
-        # A user, or a coroutine of its own: whether that means yes or no is not for us to guess.
+    if answer is not None and answer is not True:
+        # A user, or a coroutine of its own: whether that allows the request is not guessed.
         raise AuthenticationBroken(
-            f"the {asked.name} returned a {type(found).__qualname__}; let it return None or True to let the request "
+            f"the {callee.name} returned a {type(answer).__qualname__}; let it return None or True to let the request "
             "pass, and False, or raise an HTTPException, to refuse it"
         )
 
 
-async def identify(framework: Framework, asked: Question, request: Request, body: bytes, template: str | None) -> str:
-    """The principal: on whose behalf the request is made, as the application finds it."""
-    return _read_principal(asked, await _ask(framework, asked, request, body, template), request, template)
+async def identify(
+    framework: Framework, callee: RequestFunction, request: Request, body: bytes, template: str | None
+) -> str:
+    """The principal of the request, by the application's function."""
+    return _read_principal(callee, await _call_function(framework, callee, request, body, template), request, template)
 
 
-def _read_principal(asked: Question, found: Any, request: Request, template: str | None) -> str:
-    if isinstance(found, str) and found:
-        return found
-    if found is None or found == "":
-        # The same words on every route: an unauthenticated caller learns nothing about routes. The log says more.
+def _read_principal(callee: RequestFunction, principal: Any, request: Request, template: str | None) -> str:
+    if isinstance(principal, str) and principal:
+        return principal
+    if principal is None or principal == "":
+        # The same text on every route: an unauthenticated caller learns nothing about routes. The log says more.
         _log.info(
-            "%s %s got 401: the %s found no principal in it", request.method, template or request.path, asked.name
+            "%s %s got 401: the %s found no principal in it", request.method, template or request.path, callee.name
         )
         raise PrincipalMissing(
             "The application found no principal in this request, and each key belongs to one. Authenticate and retry."
         )
     raise AuthenticationBroken(
-        f"the {asked.name} returned a value of type {type(found).__qualname__}; it must return a string that stays the "
-        "same for the same account, tenant or user (for a number str(user.id)), or None for a request without one"
+        f"the {callee.name} returned a value of type {type(principal).__qualname__}; it must return a string that "
+        "stays the same for the same account, tenant or user (for a number str(user.id)), or None for a request "
+        "without one"
     )
 
 
-async def _ask(
+async def _call_function(
     framework: Framework,
-    asked: Question,
+    callee: RequestFunction,
     request: Request,
     body: bytes,
     template: str | None,
     source: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What the function says of a request. `source` is the environ inside of the framework's own context."""
+    """What the function returns for a request. `source` is the environ inside of the framework's own context."""
     if source is None:
         if framework.within is not None:
             with framework.within(request, body) as inner:
-                return await _ask(framework, asked, request, body, template, inner)
+                return await _call_function(framework, callee, request, body, template, inner)
         source = request.source
     try:
-        found = asked.put(request, source, body, template)
-        if not isinstance(found, str) and inspect.isawaitable(found):
-            found = await _await_answer(framework, asked, found)
+        returned = callee.call(request, source, body, template)
+        if not isinstance(returned, str) and inspect.isawaitable(returned):
+            returned = await _await_answer(framework, callee, returned)
     except OnefoldError:
         raise
     except Exception as error:
@@ -267,10 +275,10 @@ async def _ask(
         if answer is not None:
             raise ApplicationRefusal(answer) from error
         raise AuthenticationBroken(
-            f"the {asked.name} raised {type(error).__qualname__}; nothing was looked up and nothing was done. The "
+            f"the {callee.name} raised {type(error).__qualname__}; nothing was looked up and nothing was done. The "
             "log has its traceback. To refuse a request let it raise the framework's HTTPException"
         ) from error
-    return found
+    return returned
 
 
 async def render_with_application(
@@ -278,7 +286,7 @@ async def render_with_application(
 ) -> Response | None:
     """The application's answer to what its own constraint raised, where it has a handler for that.
 
-    COMMIT speaks after the handler has answered, so the exception cannot rise through the framework any more. What
+    COMMIT fails after the handler has answered, so the exception cannot rise through the framework any more. What
     rises here is the vendor's own, which is what an application has handlers for.
     """
     vendor: BaseException | None = error
@@ -297,26 +305,26 @@ async def _render_with(framework: Framework, error: Exception, request: Request)
     return cast("Response | None", answer)
 
 
-async def _await_answer(framework: Framework, asked: Question, found: Awaitable[Any]) -> Any:
+async def _await_answer(framework: Framework, callee: RequestFunction, found: Awaitable[Any]) -> Any:
     if framework.protocol == "wsgi":
         if inspect.iscoroutine(found):
             found.close()
-        raise AuthenticationBroken(f"the {asked.name} is async, but a WSGI application runs on threads; write a def")
+        raise AuthenticationBroken(f"the {callee.name} is async, but a WSGI application runs on threads; write a def")
     return await Call(functools.partial(_same, found))
 
 
 def render_http_exception(error: Exception) -> Response | None:
     """An HTTPException of Starlette, FastAPI or Werkzeug as a response, where no framework is there to render it."""
     kinds = type(error).__mro__
-    told: Any = error
+    exception: Any = error
     if any(_is(kind, "starlette", "HTTPException") for kind in kinds):
-        status = int(told.status_code)
-        headers = {str(name).lower(): str(value) for name, value in (told.headers or {}).items()}
-        body = b"" if status in (204, 304) else str(told.detail or HTTPStatus(status).phrase).encode()
+        status = int(exception.status_code)
+        headers = {str(name).lower(): str(value) for name, value in (exception.headers or {}).items()}
+        body = b"" if status in (204, 304) else str(exception.detail or HTTPStatus(status).phrase).encode()
         headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(body))} | headers
         return Response(status, tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers.items()), body)
     if any(_is(kind, "werkzeug", "HTTPException") for kind in kinds):
-        return of_werkzeug(told.get_response())
+        return of_werkzeug(exception.get_response())
     return None
 
 

@@ -6,7 +6,7 @@ another task). Waiting for the outcome there would wait for a middleware that it
 early is handed to the guarded request, and the adapter runs it when the answer has gone out.
 
 The same middleware ends the body of a response that fails half-way before it lets the exception rise. So that half an
-answer is not taken for a whole one, the guarded request is told by the response itself.
+answer is not taken for a whole one, the response itself notifies the guarded request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from onefold._http.guarded_request import GuardedRequest, current_request
 
-#: How FastAPI is asked for the background tasks of a request: a parameter that the handler itself never sees.
+#: The parameter that gets the background tasks of a request from FastAPI; the handler itself never sees it.
 PARAMETER = "onefold_background"
 
 Task = Callable[[], Awaitable[object]]
@@ -99,7 +99,7 @@ async def run_held_back(followed_by: Sequence[tuple[Context, Task]]) -> None:
         await asyncio.get_running_loop().create_task(_await_task(task), context=context)
 
 
-def ask_for_background(signature: inspect.Signature) -> tuple[inspect.Signature, str]:
+def add_background(signature: inspect.Signature) -> tuple[inspect.Signature, str]:
     """The signature of a handler by which FastAPI hands over the background tasks of the request, and the name of the
     parameter: the handler's own, where it has one, because FastAPI fills only one."""
     fastapi, background = sys.modules.get("fastapi"), sys.modules.get("starlette.background")
@@ -109,9 +109,9 @@ def ask_for_background(signature: inspect.Signature) -> tuple[inspect.Signature,
     for parameter in parameters:
         if _is_background(parameter.annotation, background.BackgroundTasks):
             return signature, parameter.name
-    asked = inspect.Parameter(PARAMETER, inspect.Parameter.KEYWORD_ONLY, annotation=fastapi.BackgroundTasks)
+    parameter = inspect.Parameter(PARAMETER, inspect.Parameter.KEYWORD_ONLY, annotation=fastapi.BackgroundTasks)
     last = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    parameters.insert(len(parameters) - last, asked)
+    parameters.insert(len(parameters) - last, parameter)
     return signature.replace(parameters=parameters), PARAMETER
 
 

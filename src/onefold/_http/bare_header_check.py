@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from onefold._http.authentication import Question
+from onefold._http.authentication import RequestFunction
 from onefold._http.request import Request
 
 #: Set on a function whose header only a gateway can write, because the application says so.
@@ -32,15 +32,15 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _WRITTEN: Final = "onefold-was-here"
 
 
-def header_taken(asked: Question) -> str | None:
+def header_taken(callee: RequestFunction) -> str | None:
     """The header that a function takes as it came; None if it does not, or does more than can be looked at."""
-    function = asked.function
+    function = callee.function
     while isinstance(function, functools.partial) and not function.args and not function.keywords:
         function = function.func
     if not isinstance(function, FunctionType) or getattr(function, TRUSTED, False) or not _only_reads(function):
         return None
     for name in _texts(function):
-        if _NAME.fullmatch(name) and _WRITTEN in _call_with_header(asked, name):
+        if _NAME.fullmatch(name) and _WRITTEN in _call_with_header(callee, name):
             return name
     return None
 
@@ -61,22 +61,22 @@ def _texts(function: FunctionType) -> Iterator[str]:
     yield from (each for each in (*function.__code__.co_consts, *cells) if isinstance(each, str))
 
 
-def _call_with_header(asked: Question, name: str) -> str:
-    """What the function makes of a request with this header."""
+def _call_with_header(callee: RequestFunction, name: str) -> str:
+    """What the function returns for a request with this header."""
     try:
-        match asked.form:
+        match callee.form:
             case "nothing":
-                found = _inside_flask(asked.function, name)
+                found = _inside_flask(callee.function, name)
             case "werkzeug":
-                found = asked.put(Request("POST", "/"), _environ(name), b"")
+                found = callee.call(Request("POST", "/"), _environ(name), b"")
             case _:
                 headers = ((name.lower().encode("latin-1"), _WRITTEN.encode()),)
                 scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [*headers]}
-                found = asked.put(Request("POST", "/", b"", headers, scope), scope, b"")
+                found = callee.call(Request("POST", "/", b"", headers, scope), scope, b"")
         if inspect.iscoroutine(found):
             found = _result(found)
         return str(found or "")
-    except Exception:  # it wants more of a request than there is: nothing can be said
+    except Exception:  # it needs more of a request than this one has: unknown
         return ""
 
 

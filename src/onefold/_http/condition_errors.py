@@ -1,4 +1,4 @@
-"""What a request is told whose condition (If-Match, If-None-Match) cannot be read, is missing or does not hold."""
+"""Errors of a request whose condition (If-Match, If-None-Match) cannot be read, is missing or does not hold."""
 
 from __future__ import annotations
 

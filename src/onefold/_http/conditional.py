@@ -1,4 +1,4 @@
-"""Conditional requests: what a route says about them, and the condition of one request.
+"""Conditional requests: the rules of a route for them, and the condition of one request.
 
 Theory of operation. The handler has the condition judged by the row that it writes, in its own transaction, while that
 row is locked: `condition.lock(...)` reads it so and judges it in one call. A layer in front of the handler cannot do
@@ -32,7 +32,7 @@ Etag: TypeAlias = str | Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditional:
-    """What a route says about the conditions of its requests.
+    """The rules of a route for the conditions of its requests.
 
     `etag` is what changes with each write. Without `required` a request with neither If-Match nor If-None-Match runs
     all the same; with it (the default) it is refused with 428. `repeatable_delete`: a DELETE of what is gone passes,
@@ -52,8 +52,8 @@ class Conditional:
             )
         if is_async(given):
             raise ConfigurationError(
-                f"etag={given!r:.200} is an async function: it is asked for the version of a row that is there, and is "
-                "not awaited. Write a `def`"
+                f"etag={given!r:.200} is an async function: it is called for the version of a row, and is not awaited. "
+                "Write a `def`"
             )
         for name in ("required", "repeatable_delete"):
             value: object = getattr(self, name)
@@ -64,7 +64,7 @@ class Conditional:
 class RequestCondition:
     """The condition of one request, for its handler."""
 
-    __slots__ = ("_asked", "_failed", "_in_tuple", "_method", "_request", "_tag", "_tx", "_untold", "rules", "whose")
+    __slots__ = ("_etag_error", "_failed", "_in_tuple", "_method", "_read", "_request", "_tag", "_tx", "rules", "whose")
 
     def __init__(
         self, request: Request, rules: Conditional | None, whose: str, tx: OwnedTransaction[Any] | None
@@ -74,11 +74,11 @@ class RequestCondition:
         #: Flask's views return the body in a tuple, with status and headers; to others a tuple is a list.
         self._in_tuple = "REQUEST_METHOD" in request.source
         self._tx = tx
-        self._asked: Preconditions | None = None
+        self._read: Preconditions | None = None
         self._failed = False
         self._tag: EntityTag | None = None
         #: Why what the handler returned has no tag: an error where that is a success.
-        self._untold: OnefoldError | None = None
+        self._etag_error: OnefoldError | None = None
         #: Of the route; None until the handler of a read is reached, which has them.
         self.rules = rules
         self.whose = whose
@@ -116,11 +116,11 @@ class RequestCondition:
         return self._check(current)
 
     def _check(self, current: T) -> T:
-        rules = self._known()
-        asked = self._preconditions()
+        rules = self._require_rules()
+        preconditions = self._preconditions()
         tag = None if current is None else tag_of(rules.etag, current, self.whose)
         gone = current is None and rules.repeatable_delete and self._method == "DELETE"
-        if not gone and judge(asked, tag, self._method) != "holds":
+        if not gone and judge(preconditions, tag, self._method) != "holds":
             self._failed = True  # for good, also where the handler goes on
             raise condition_error(tag)
         if self._tx is not None:
@@ -129,15 +129,15 @@ class RequestCondition:
 
     def tag(self, value: object) -> None:
         """The answer has the ETag of this: for handlers that return a response instead of the row."""
-        self._tag = tag_of(self._known().etag, value, self.whose)
+        self._tag = tag_of(self._require_rules().etag, value, self.whose)
 
     # --- for the layer ---
 
     async def read_or_release(self, store: Store, ask: Ask, run: Run) -> None:
-        """After the claim: a key that is known is answered by what is stored, whatever the retry's condition is."""
+        """After the claim: a key with a record is answered by that, whatever the retry's condition is."""
         try:
-            asked = self._preconditions()
-            if self._known().required and not asked.given:
+            preconditions = self._preconditions()
+            if self._require_rules().required and not preconditions.given:
                 raise ConditionMissing(
                     f"{self.whose} needs a condition: If-Match with the ETag of what you have read, or If-None-Match: "
                     "* to create it only where it is not there. Nothing was done."
@@ -147,16 +147,16 @@ class RequestCondition:
             raise
 
     def note_result(self, result: object) -> None:
-        """What the handler returned: its ETag, unless the handler has said it or there is nothing to tell it by. Of
-        what kind the answer is, is known later: the body of a 404 is no row."""
+        """Make the ETag of what the handler returned, unless the handler has set it or the result has none. The status
+        is known later: the body of a 404 is no row."""
         if self._in_tuple and isinstance(result, tuple) and result:
             result = result[0]
-        tells_nothing = result is None or result == "" or self._method == "DELETE" or _is_response(result)
-        if self._tag is None and not tells_nothing:
+        has_no_tag = result is None or result == "" or self._method == "DELETE" or _is_response(result)
+        if self._tag is None and not has_no_tag:
             try:
                 self.tag(result)
             except OnefoldError as error:
-                self._untold = error
+                self._etag_error = error
 
     def failure_in(self, error: BaseException | None) -> ConditionFailed | None:
         """What a handler raised, if it is a condition that does not hold; also alone in a group, as of a TaskGroup."""
@@ -179,8 +179,8 @@ class RequestCondition:
                 "code, or call condition.check(row) with a row that you have locked by SELECT … FOR UPDATE. Where that "
                 "was in a savepoint that was rolled back, the lock is gone: ask again"
             )
-        if self._untold is not None and self._tag is None and 200 <= status < 300:
-            raise self._untold
+        if self._etag_error is not None and self._tag is None and 200 <= status < 300:
+            raise self._etag_error
 
     def headers_for(self, status: int, present: Headers) -> Headers:
         """What an answer with this status gets besides its own headers."""
@@ -191,8 +191,8 @@ class RequestCondition:
     def judge_read(self, present: Headers) -> EntityTag | None:
         """The tag where the reader has this state already. Raises ConditionFailed, ConditionMalformed, and
         ProgrammerError where the answer was to have a tag."""
-        if self._tag is None and self._untold is not None:
-            raise self._untold
+        if self._tag is None and self._etag_error is not None:
+            raise self._etag_error
         if self._tag is None:
             return None
         # A response may have a tag of its own (that of a file): then that is what its readers have.
@@ -206,18 +206,18 @@ class RequestCondition:
         return tag if verdict == "not modified" else None
 
     def _preconditions(self) -> Preconditions:
-        if self._asked is None:
-            self._asked = read_preconditions(*self._request)
-        return self._asked
+        if self._read is None:
+            self._read = read_preconditions(*self._request)
+        return self._read
 
-    def _known(self) -> Conditional:
+    def _require_rules(self) -> Conditional:
         if self.rules is None:
             raise ProgrammerError(f"{self.whose} has no condition: mark its handler with @once.conditional(etag=...)")
         return self.rules
 
 
 def condition_error(current: EntityTag | None) -> ConditionFailed:
-    """What a caller is told whose condition does not hold."""
+    """The error for a caller whose condition does not hold."""
     now = "There is no such resource now." if current is None else "Its ETag is in this answer."
     return ConditionFailed(
         f"The resource is not in the state that the request depends on. Nothing was done. {now} Read it again, decide "
@@ -257,6 +257,6 @@ def tag_of(etag: Etag, value: Any, whose: str) -> EntityTag:
 
 
 def _is_response(result: object) -> bool:
-    """Whether it is a response of a framework, of which the row cannot be told: Flask's and Starlette's are
+    """Whether it is a response of a framework, which does not show its row: Flask's and Starlette's are
     applications themselves. (A row may have columns of any name.)"""
     return callable(result) and hasattr(result, "headers")

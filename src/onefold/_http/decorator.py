@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from onefold._http.background import PARAMETER, ask_for_background, hold_back
+from onefold._http.background import PARAMETER, add_background, hold_back
 from onefold._http.guarded_request import GuardedRequest, current_request
 from onefold._http.problems import problem
 from onefold._http.request import Response
@@ -43,7 +43,7 @@ class Serving(Protocol):
 
     @property
     def authorize(self) -> Authorize | None:
-        """What its routes are asked that do not say otherwise."""
+        """Of its routes that set no other."""
         ...
 
 
@@ -71,7 +71,7 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
     # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
     signature, background = None, PARAMETER
     with suppress(Exception):
-        signature, background = ask_for_background(without(inspect.signature(function, eval_str=True), steps))
+        signature, background = add_background(without(inspect.signature(function, eval_str=True), steps))
     if signature is None and steps is not None:
         signature = without(inspect.signature(function), steps)
     if is_async(function):
@@ -194,7 +194,7 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
 
 
 def _noting_read(found: IdempotentHandler) -> Callable[[object], None] | None:
-    """What is told the result of a conditional handler that is called in a read; None for a write."""
+    """What notes the result of a conditional handler that is called in a read; None for a write."""
     from onefold._http.conditional_reads import current_read
 
     read, guarded = current_read.get(), current_request.get()

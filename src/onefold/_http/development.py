@@ -1,4 +1,4 @@
-"""What programmers are told: of writes past the transaction (in development), of a second connection waited for."""
+"""Reports of programming errors: writes past the transaction (in development), waiting for a second connection."""
 
 from __future__ import annotations
 

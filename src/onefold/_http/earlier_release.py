@@ -37,10 +37,10 @@ class ApplicationNaming:
         on = earlier_records is not False
         self._possible = Naming(on, on, peppers_of(sealer), self.reading.head)
         self.known = None if earlier_records is None else self._possible
-        """None: the database was not asked yet."""
+        """None: the database was not queried yet."""
 
     async def find(self) -> Naming:
-        """The naming, once the database has answered. Threads and tasks that come at the same time all ask it."""
+        """The naming, once the database has answered. Threads and tasks that come at the same time all query it."""
         if self.known is None:
             from onefold._idempotency.database_origin import may_be_of_0_1  # for those who answer requests
 

@@ -18,14 +18,14 @@ _WINDOWS = {"gzip": 32 + zlib.MAX_WBITS, "x-gzip": 32 + zlib.MAX_WBITS, "deflate
 DECODED_BYTES_MAX = 1 << 26
 
 
-def fit_encoding(response: Response, asked: Headers, *, tags_state: bool = False) -> Response:
+def fit_encoding(response: Response, headers: Headers, *, tags_state: bool = False) -> Response:
     """The response as its caller, by these request headers, can read it. `tags_state`: its ETag names the state of a
     row, and not these bytes. Raises AnswerEncoded."""
     stated = first_line(response.headers, "content-encoding")
     if stated is None or not response.body:
         return response
     codings = [coding.strip().lower() for coding in stated.split(",") if coding.strip()]
-    accepted = _read_accepted(asked)
+    accepted = _read_accepted(headers)
     if all(_accepts(accepted, coding) for coding in codings):
         return response
     body = response.body
@@ -42,9 +42,9 @@ def fit_encoding(response: Response, asked: Headers, *, tags_state: bool = False
     return Response(response.status, tuple(_rewrite_headers(response.headers, len(body), tags_state)), body)
 
 
-def _read_accepted(asked: Headers) -> dict[str, bool] | None:
+def _read_accepted(headers: Headers) -> dict[str, bool] | None:
     """The codings that a request names, with whether it takes them. None: it names none."""
-    lines = [value.decode("latin-1") for name, value in asked if name == b"accept-encoding"]
+    lines = [value.decode("latin-1") for name, value in headers if name == b"accept-encoding"]
     if not lines:
         return None
     accepted = {}

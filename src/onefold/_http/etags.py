@@ -73,11 +73,11 @@ class Preconditions(NamedTuple):
         return self.if_match is not None or self.if_none_match is not None
 
 
-def judge(asked: Preconditions, current: EntityTag | None, method: str) -> Verdict:
+def judge(preconditions: Preconditions, current: EntityTag | None, method: str) -> Verdict:
     """In the order of RFC 9110, 13.2.2: If-Match first, and If-None-Match only where that holds."""
-    if asked.if_match is not None and not asked.if_match.holds(current, strong=True):
+    if preconditions.if_match is not None and not preconditions.if_match.holds(current, strong=True):
         return "failed"
-    if asked.if_none_match is not None and asked.if_none_match.holds(current, strong=False):
+    if preconditions.if_none_match is not None and preconditions.if_none_match.holds(current, strong=False):
         return "not modified" if method in READS else "failed"
     return "holds"
 
@@ -147,14 +147,15 @@ def make_tag(version: object, whose: str) -> EntityTag:
 
 
 def content_tag(value: object) -> str:
-    """For `etag=`: a hash of all that a value says. What is checked and what is answered must have the same form."""
-    plain = value if isinstance(value, list | tuple | str | int | float) else _say(value)
-    written = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=_say)
+    """For `etag=`: a hash of a whole value. What is checked and what is answered must have the same form."""
+    plain = value if isinstance(value, list | tuple | str | int | float) else _to_plain(value)
+    written = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=_to_plain)
     return sha256(written.encode()).hexdigest()[:32]
 
 
-def _say(value: Any) -> object:
-    """What JSON has no words for. An object that says less than it is would keep its tag when it changes."""
+def _to_plain(value: Any) -> object:
+    """A value that JSON cannot write, as one that it can. A form that loses anything would keep its tag when the value
+    changes."""
     if (dump := getattr(value, "model_dump", None)) is not None:
         return dump()
     if is_dataclass(value) and not isinstance(value, type):
@@ -165,7 +166,7 @@ def _say(value: Any) -> object:
         case Enum():
             return value.value
         case set() | frozenset():
-            return sorted(json.dumps(each, sort_keys=True, default=_say) for each in value)
+            return sorted(json.dumps(each, sort_keys=True, default=_to_plain) for each in value)
         case bytes() | bytearray() | memoryview():
             return bytes(value).hex()
         case datetime() if value.tzinfo is not None:

@@ -60,11 +60,11 @@ def principal_from(
     The dependency runs as FastAPI runs it, with its own dependencies, `yield`, overrides and validation, before the
     request is looked up and once more for the endpoint, if that depends on it too. What it raises is the answer.
     """
-    ask = _Asking(dependency)
+    run = _DependencyRunner(dependency)
 
     async def principal(request: Request) -> str | None:
-        found = await ask(request)
-        principal: str | None = found if name is None else name(found)
+        value = await run(request)
+        principal: str | None = value if name is None else name(value)
         return principal
 
     setattr(principal, NAMED, dependency)
@@ -73,28 +73,28 @@ def principal_from(
 
 def authorize_from(dependency: Callable[..., Any]) -> Callable[[Request], Awaitable[None]]:
     """`authorize` by a dependency: it refuses by raising, whatever it returns."""
-    ask = _Asking(dependency)
+    run = _DependencyRunner(dependency)
 
     async def authorize(request: Request) -> None:
-        await ask(request)
+        await run(request)
 
     setattr(authorize, NAMED, dependency)
     return authorize
 
 
 class _DependencyResult:
-    """What a dependency found, or raised."""
+    """What a dependency returned, or raised."""
 
     def __init__(self, outer: Any) -> None:
         self.outer = outer
-        self.found: Any = None
+        self.value: Any = None
         self.error: Exception | None = None
 
 
-_ASKED = "onefold.asked"
+_RESULT = "onefold.result"
 
 
-class _Asking:
+class _DependencyRunner:
     """Runs a dependency for a request outside of its endpoint: for an endpoint of its own, in a small application."""
 
     def __init__(self, dependency: Callable[..., Any]) -> None:
@@ -104,26 +104,26 @@ class _Asking:
     async def __call__(self, request: Request) -> Any:
         outer = request.scope.get("app")
         template = _below_host(request.scope.get(TEMPLATE)) or "/{onefold_path:path}"
-        known: dict[str, FastAPI] = {} if outer is None else self._applications.setdefault(outer, {})
-        app = known.get(template)
+        applications: dict[str, FastAPI] = {} if outer is None else self._applications.setdefault(outer, {})
+        app = applications.get(template)
         if app is None:
-            app = known[template] = self._application(template)
+            app = applications[template] = self._application(template)
         app.dependency_overrides = getattr(outer, "dependency_overrides", {})
-        asked = _DependencyResult(outer)
-        await app({**request.scope, _ASKED: asked}, request.receive, _discard)
-        if asked.error is not None:
-            raise asked.error
-        return asked.found
+        result = _DependencyResult(outer)
+        await app({**request.scope, _RESULT: result}, request.receive, _discard)
+        if result.error is not None:
+            raise result.error
+        return result.value
 
     def _application(self, template: str) -> FastAPI:
         """Its route has the template of the request's, so that the dependency finds its parameters."""
 
-        async def endpoint(request: Request, found: Any = Depends(self._dependency)) -> Response:
-            request.scope[_ASKED].found = found
+        async def endpoint(request: Request, value: Any = Depends(self._dependency)) -> Response:
+            request.scope[_RESULT].value = value
             return Response()
 
         async def keep(request: Request, error: Exception) -> Response:
-            request.scope[_ASKED].error = error
+            request.scope[_RESULT].error = error
             return Response()
 
         app = FastAPI(
@@ -143,7 +143,7 @@ class _AsOuter:
         self._app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        await self._app({**scope, "app": scope[_ASKED].outer}, receive, send)
+        await self._app({**scope, "app": scope[_RESULT].outer}, receive, send)
 
 
 def _below_host(template: str | None) -> str | None:

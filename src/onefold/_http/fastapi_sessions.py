@@ -36,7 +36,7 @@ async def session_of(tx: Tx[Any]) -> Any:
 
 async def request_session(connection: HTTPConnection) -> AsyncIterator[Any]:
     """The transaction's session where the request has one; else a session of its own, which its user commits. A
-    handler that works in steps has none while its dependencies are asked."""
+    handler that works in steps has none while its dependencies run."""
     tx = connection.scope.get(TRANSACTION)
     if isinstance(tx, Transaction) and not is_between_steps(connection.scope):
         yield tx.session()

@@ -50,8 +50,8 @@ class ViewRoutes:
         app = self._app
         try:
             # As Flask itself does it, with its subdomains and trusted hosts.
-            asked = app.request_class(dict(request.source))
-            adapter = app.create_url_adapter(asked)
+            flask_request = app.request_class(dict(request.source))
+            adapter = app.create_url_adapter(flask_request)
             if adapter is None:
                 return None
             rule, given = adapter.match(return_rule=True)
@@ -62,7 +62,7 @@ class ViewRoutes:
             return None
         host, values = _host(rule, app), _values(rule, given, app)
         if values is None and "<" in host:  # the path stands for its own values, not for those of the host
-            host = f"//{quote(asked.host)}"
+            host = f"//{quote(flask_request.host)}"
         earlier = rule.rule if host else None
         return Route(host + rule.rule, policy, values=values, mount=request.mount, earlier=earlier)
 
@@ -139,7 +139,7 @@ def _note_and_handle(handle: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FlaskFramework:
-    """How an application's `authorize` and `principal` are asked: inside a request of Flask, with its session."""
+    """How an application's `authorize` and `principal` are called: inside a request of Flask, with its session."""
 
     protocol: Literal["wsgi"] = "wsgi"
 

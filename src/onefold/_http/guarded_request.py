@@ -158,9 +158,11 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         guard, policy, key, self._body = self._guard, self.policy, self._key, body
         try:
             # Without a key too: who may not have one claimed gets no transaction either.
-            may, whose = policy.authorize_question, policy.principal_question
+            may, whose = policy.authorize_function, policy.principal_function
             principal = await authenticate(guard.framework, may, whose, self.request, body, self._route.template)
-        except OnefoldError as error:  # also where they ask a store that is down: the caller is not authenticated then
+        except (
+            OnefoldError
+        ) as error:  # also where they query a store that is down: the caller is not authenticated then
             return self._refuse(error)
         except ApplicationRefusal as answered:
             self._emit_turned_away(answered.response.status)
@@ -213,7 +215,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         return self._answer(claim)
 
     async def _run_unprotected(self, error: StoreUnavailable, principal: str) -> Response | None:
-        """The route runs without its store, because it says so; its principal's requests are counted all the same."""
+        """The route runs without its store, as configured; its principal's requests are counted all the same."""
         if self.policy.quota is not None:
             try:
                 self.quota_slot = await take_slot(self.policy.quota, principal, may_record=False)
@@ -259,7 +261,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         With `whole` false the body is only the beginning of what the handler sends, and is not stored.
         """
         run, ask, error = self._run, self._ask, self.raised
-        if run is None or ask is None:  # unprotected, because the route says so
+        if run is None or ask is None:  # unprotected, as the route is configured
             self.over = True
             return None
         status = response.status
@@ -303,7 +305,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             )  # fmt: skip
         except OnefoldError as error:
             return await self._answer_uncommitted(error, status)
-        finally:  # also where it was interrupted after COMMIT, in a hook or while the cache was told
+        finally:  # also where it was interrupted after COMMIT, in a hook or while the cache was written
             if self._guard.listener is not None and self.tx.settled:
                 self._emit_settled(status, whole)
         return None if lost_to is None else self._answer(lost_to)
@@ -372,7 +374,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         return await render_with_application(self._guard.framework, error, self.request, self._body)
 
     def _answer(self, claim: Claim) -> Response:
-        """What a request that does not run is told."""
+        """The answer to a request that does not run."""
         guard, ask = self._guard, self._ask
         assert ask is not None
         match claim:

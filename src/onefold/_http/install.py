@@ -114,7 +114,7 @@ class Layer:
         self._named: dict[str, str] = {}
         self._looked_at: list[Callable[..., Any]] = []
         self._asynchronous, self._pages, self._shedding = asynchronous, pages, shedding
-        # Made now, so that what is wrong with the defaults is said where they are written.
+        # Made now, so that mistakes in the defaults are raised where they are written.
         known: Settings = {"principal": single_principal, **self._defaults}
         whole = policy_of_settings(known)
         self._check_asked(whole)
@@ -124,7 +124,7 @@ class Layer:
         self.store, self.cached = _store(dialect), open_cache(cache, dialect, listener, asynchronous)
         naming = ApplicationNaming(dialect, earlier_records, sealer, unsealed_answers)
         self.reading = naming.reading
-        #: For handlers that work in steps; made when it is first asked for.
+        #: For handlers that work in steps; made when it is first used.
         self.stepped = functools.cache(functools.partial(make_stepped, self.store))
         self._guard = RequestGuard(
             store=self.store,
@@ -142,11 +142,11 @@ class Layer:
 
     @property
     def authorize(self) -> Authorize | None:
-        """What its routes are asked that do not say otherwise."""
+        """Of its routes that set no other."""
         return self._defaults.get("authorize")
 
     def policy(self, settings: Settings) -> Policy:
-        """The application's defaults, with what a route says for itself."""
+        """The application's defaults, with a route's own settings."""
         merged: Settings = {**self._defaults, **settings}
         if "principal" not in merged:
             raise ConfigurationError(
@@ -174,7 +174,7 @@ class Layer:
                 asynchronous, name = self._asynchronous, name_of(function)
                 check_steps(function, name, policy, asynchronous=asynchronous, by=self.name)
                 own = SteppedPolicy.of(policy)
-            self._give(policy.operation, function)
+            self._reserve(policy.operation, function)
             self._guard.conditional.used |= own.conditional is not None
             found = mark(function, own, self)
             handler = idempotent_handler_of(found)
@@ -208,20 +208,20 @@ class Layer:
 
     def _warn_of_bare_header(self, policy: Policy) -> None:
         """Once for each function. An application that has `authorize` may have authenticated its caller there."""
-        asked = policy.principal_question
-        if policy.authorize is not None or asked.function in self._looked_at:
+        callee = policy.principal_function
+        if policy.authorize is not None or callee.function in self._looked_at:
             return
-        self._looked_at.append(asked.function)
-        if (header := header_taken(asked)) is not None:
+        self._looked_at.append(callee.function)
+        if (header := header_taken(callee)) is not None:
             _log.warning(
                 "%s: the %s takes the header %r as it came. A caller who writes that header gets the stored answers of "
                 "the account that it names: authenticate the caller (`onefold docs principals` shows API keys, JWT and "
                 "sessions), or say that only your gateway can write it: principal=onefold.policies.trusted_header(%r)",
-                self.name, asked.name, header, header,
+                self.name, callee.name, header, header,
             )  # fmt: skip
 
-    def _give(self, operation: str | None, function: Callable[..., Any]) -> None:
-        """An operation belongs to one handler: two would answer each other's retries."""
+    def _reserve(self, operation: str | None, function: Callable[..., Any]) -> None:
+        """Reserve an operation for one handler: two would answer each other's retries."""
         if operation is None:
             return
         # By name, not by identity: an application factory defines the same function again.
@@ -320,9 +320,9 @@ def _merge_defaults(
 
 def _check_forms(policy: Policy, protocol: str, by: str) -> None:
     """Refuse a policy whose functions want a request that this protocol cannot give."""
-    for asked in (policy.authorize_question, policy.principal_question):
-        if asked is not None:
-            asked.check_form(protocol, by)
+    for callee in (policy.authorize_function, policy.principal_function):
+        if callee is not None:
+            callee.check_form(protocol, by)
 
 
 def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:

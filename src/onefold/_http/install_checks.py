@@ -47,14 +47,14 @@ def is_conditional_read(endpoint: ServedPath) -> bool:
 
 
 def leave_in(app: Any, once: object) -> None:
-    """Leave a Onefold in its application, where the framework has a place for such things: see `left_in`."""
+    """Store a Onefold in its application, where the framework has a place for extensions: see `find_installed`."""
     if hasattr(app, "extensions"):
         app.extensions["onefold"] = once
     elif hasattr(app, "state"):
         app.state.onefold = once
 
 
-def left_in(app: Any) -> object | None:
+def find_installed(app: Any) -> object | None:
     """The Onefold that was installed into an application, if one was."""
     extensions = getattr(app, "extensions", None)
     found: object | None = extensions.get("onefold") if isinstance(extensions, dict) else None
@@ -63,7 +63,7 @@ def left_in(app: Any) -> object | None:
 
 def check_free(app: Any, name: str) -> None:
     """Refuse an application that has a layer already."""
-    present = getattr(app, "layer_name", None) or ((found := left_in(app)) is not None and repr(found))
+    present = getattr(app, "layer_name", None) or ((found := find_installed(app)) is not None and repr(found))
     if present == name:
         raise ConfigurationError(
             f"{name} is installed into this application already: once is enough. Install it where the application is "
@@ -80,7 +80,7 @@ def check_served(known: Known, layer: Serving, marks: Iterable[IdempotentHandler
     """Refuse what is wrong with the routes an application has so far."""
     marked = [mark.function for mark in marks]
     for path, app in known.mounted():
-        if (other := left_in(app)) is not None:
+        if (other := find_installed(app)) is not None:
             raise ConfigurationError(
                 f"{layer.name} is installed into an application, and {other!r} into the one mounted in it at {path}: "
                 "each request there would pass two layers. Install the outer one only: it finds the routes of mounted "
@@ -92,7 +92,7 @@ def check_served(known: Known, layer: Serving, marks: Iterable[IdempotentHandler
             _check_marked(endpoint, found, layer)
         if protocol == "wsgi":
             _check_view(endpoint)
-        # One that was marked above its route's decorator is told that, when all routes are there.
+        # A handler that was marked above its route's decorator is reported as that, when all routes are there.
         if found is None and all(endpoint.function is not function for function in marked):
             _check_unmarked(endpoint)
 
@@ -115,12 +115,13 @@ def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving
 
 
 def _check_read(endpoint: ServedPath, found: IdempotentHandler) -> None:
-    """A conditional read has no transaction: the first request would fail. Nor is its `authorize` asked."""
-    asked = found.policy.authorize
-    if asked is not None and asked is not found.layer.authorize:
+    """A conditional read has no transaction: the first request would fail. Nor is its `authorize` called."""
+    authorize = found.policy.authorize
+    if authorize is not None and authorize is not found.layer.authorize:
         raise ConfigurationError(
-            f"{found.name} serves {_operation(endpoint)} and has authorize={asked!r:.80}, which is asked before a "
-            "write is let in, and never for a read. Protect it as your other reads: by a dependency, or in the handler"
+            f"{found.name} serves {_operation(endpoint)} and has authorize={authorize!r:.80}, which is called before "
+            "a write is let in, and never for a read. Protect it as your other reads: by a dependency, or in the "
+            "handler"
         )
     if endpoint.methods & METHODS:
         raise ConfigurationError(

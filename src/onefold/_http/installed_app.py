@@ -28,7 +28,7 @@ class InstalledApp:
     """What its lifespan leaves for its requests."""
 
     def share_state(self, layer: M) -> M:
-        """Have the layer around the application say what its lifespan leaves."""
+        """Get from the layer around the application the state that its lifespan leaves."""
         layer.lives_with = self._keep
         return layer
 

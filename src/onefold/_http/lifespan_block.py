@@ -15,30 +15,30 @@ from onefold.errors import ConfigurationError
 async def run_lifespan(app: Any, state: dict[str, Any]) -> AsyncIterator[None]:
     """For as long as the block lasts. An application without a lifespan, which raises, has none. `state` gets what it
     leaves for its requests. Raises ConfigurationError where its start fails."""
-    told: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
-    asked: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+    outgoing: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+    incoming: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
-    living = asyncio.create_task(app(scope, asked.get, told.put), name="onefold-lifespan")
+    application = asyncio.create_task(app(scope, incoming.get, outgoing.put), name="onefold-lifespan")
     try:
-        asked.put_nowait({"type": "lifespan.startup"})
-        started = await _next(told, living)
+        incoming.put_nowait({"type": "lifespan.startup"})
+        started = await _next(outgoing, application)
         if started is not None and started["type"] == "lifespan.startup.failed":
             raise ConfigurationError(f"the application did not start: {started.get('message') or 'see its log'}")
         yield
         if started is not None:
-            asked.put_nowait({"type": "lifespan.shutdown"})
-            await _next(told, living)
+            incoming.put_nowait({"type": "lifespan.shutdown"})
+            await _next(outgoing, application)
     finally:
-        living.cancel()
+        application.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await living
+            await application
 
 
-async def _next(told: asyncio.Queue[MutableMapping[str, Any]], living: asyncio.Task[None]) -> Any:
-    """What the application says next; None: it has ended without a word."""
-    saying = asyncio.ensure_future(told.get())
-    await asyncio.wait({saying, living}, return_when=asyncio.FIRST_COMPLETED)
-    if saying.done():
-        return saying.result()
-    saying.cancel()
-    return None if told.empty() else told.get_nowait()
+async def _next(outgoing: asyncio.Queue[MutableMapping[str, Any]], application: asyncio.Task[None]) -> Any:
+    """The next message of the application; None: it has ended without one."""
+    message = asyncio.ensure_future(outgoing.get())
+    await asyncio.wait({message, application}, return_when=asyncio.FIRST_COMPLETED)
+    if message.done():
+        return message.result()
+    message.cancel()
+    return None if outgoing.empty() else outgoing.get_nowait()

@@ -24,8 +24,8 @@ from onefold.errors import (
 
 TYPE_PREFIX = "urn:onefold:problem:"
 
-#: What a caller is told when the store fails. The cause (tables, files, keys, hosts) is the operator's, and stands in
-#: the log only.
+#: The details for a caller when the store fails. The cause (tables, files, keys, hosts) is the operator's: it is in the
+#: log only.
 _STORE_DETAIL = "Nothing was decided. Retry later with the same Idempotency-Key."
 _STORE_DETAILS: dict[type[StoreError], str] = {
     OutcomeUnknown: "The request may have happened. Retry later with the same Idempotency-Key: it happens once.",
@@ -58,7 +58,7 @@ def problem(error: OnefoldError, *, described_by: str | None = None) -> Response
         return response._replace(headers=response.headers + error.headers) if error.headers else response
     if isinstance(error, WorkChanged):
         return _response(500, error.slug, error.title, _CHANGED_DETAIL, False, None, described_by)
-    if isinstance(error, AuthenticationBroken):  # most often what it asks is away, and nothing was done
+    if isinstance(error, AuthenticationBroken):  # most often a service that it needs is down, and nothing was done
         return _response(500, error.slug, error.title, str(error), True, _ASK_AGAIN_S, described_by)
     if isinstance(error, ProgrammerError):
         return _response(500, error.slug, error.title, str(error), False, None, described_by)

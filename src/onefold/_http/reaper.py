@@ -48,7 +48,7 @@ class Reaping:
         self.seen = every_s is None
         """Whether a lifespan or the application itself reaps, so that nothing has to be reported."""
         self.at_shutdown: AtShutdown | None = None
-        """What else is to be done before the application is told to shut down."""
+        """What else is to be done before the application's shutdown begins."""
 
     def report_missing(self, layer_name: str) -> None:
         """Say once that nothing in this process reaps. Called with the first request: logging is set up by then."""

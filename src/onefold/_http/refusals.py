@@ -1,4 +1,4 @@
-"""What a request is told that does not run, or whose handler ended badly, where there is no answer to replay."""
+"""The answer to a request that does not run, or whose handler ended badly, where there is none to replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onefold.errors import (
 
 
 def refuse(claim: InFlight | Mismatch | Expired, retention_s: float) -> tuple[Outcome, OnefoldError]:
-    """What to report of a refused claim, and what to tell its caller."""
+    """The outcome to report of a refused claim, and the error for its caller."""
     match claim:
         case InFlight(ask_again_s):
             return "in_flight", KeyInFlight(
@@ -36,17 +36,17 @@ def refuse(claim: InFlight | Mismatch | Expired, retention_s: float) -> tuple[Ou
             )
 
 
-def answer_misuse(guarded: ReportedRequest, found: OnefoldError | None) -> Response | None:
+def answer_misuse(guarded: ReportedRequest, error: OnefoldError | None) -> Response | None:
     """A refusal in place of the handler's answer, if the handler has committed by itself. None: its answer goes out.
-    `found` is what was wrong when the request was undone."""
-    return guarded.shared.refusal(found, guarded.request) if isinstance(found, TransactionMisused) else None
+    `error` is what was wrong when the request was undone."""
+    return guarded.shared.refusal(error, guarded.request) if isinstance(error, TransactionMisused) else None
 
 
-def answer_lost(guarded: ReportedRequest, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
+def answer_lost(guarded: ReportedRequest, error: OnefoldError | None, raised: BaseException | None) -> Response | None:
     """A 503 in place of the framework's 500, if the connection was lost: what the handler raised is as a rule a
     consequence of that. None: the framework answers what was raised."""
-    if not isinstance(found, ConnectionLost) or raised is None:
+    if not isinstance(error, ConnectionLost) or raised is None:
         return None
-    failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
+    failure = StoreUnavailable(f"{error} before anything was committed; a retry runs again")
     failure.__cause__ = raised
     return guarded.shared.log_and_refuse(failure, guarded.request, guarded.operation)

@@ -68,8 +68,8 @@ class RequestRepeater:
         except (OnefoldError, ValueError) as error:
             return CompletionAttempt(None, f"its request cannot be read: {type(error).__name__}: {error}")
         mark = Completing(work.digest, stored.principal, stored.mount)
-        what = f"{stored.method} {stored.path}"
-        found: dict[int, list[tuple[InstalledApp, dict[str, Any], bytes]]] = {}
+        target = f"{stored.method} {stored.path}"
+        by_rank: dict[int, list[tuple[InstalledApp, dict[str, Any], bytes]]] = {}
         for installed in self._installed:
             source = _SOURCES[installed.protocol](stored, installed.state)
             source[COMPLETING] = mark
@@ -77,14 +77,14 @@ class RequestRepeater:
             if route is not None and route.policy.steps:
                 names = operations_of(stored.method, route.name, route.policy.operation)
                 rank = names.index(work.operation) if work.operation in names else len(names)
-                found.setdefault(rank, []).append((installed, source, stored.body))
-        if not found:
-            return CompletionAttempt(None, f"no application of this process has a route with steps for {what}")
-        best = found[min(found)]
+                by_rank.setdefault(rank, []).append((installed, source, stored.body))
+        if not by_rank:
+            return CompletionAttempt(None, f"no application of this process has a route with steps for {target}")
+        best = by_rank[min(by_rank)]
         if len(best) > 1:
             return CompletionAttempt(
                 None,
-                f"{len(best)} applications of this process have a route with steps for {what}, and where each is "
+                f"{len(best)} applications of this process have a route with steps for {target}, and where each is "
                 "mounted is not known here: give the routes an operation= of their own",
             )
         return best[0]
@@ -193,7 +193,7 @@ async def _call_asgi(app: Any, scope: dict[str, Any], body: bytes, attempt_s: fl
     if not task.done() or task.cancelled():
         return CompletionAttempt(status, _no_answer(attempt_s))
     error = task.exception()
-    return CompletionAttempt(status) if error is None else CompletionAttempt(status, _tell(error))
+    return CompletionAttempt(status) if error is None else CompletionAttempt(status, _describe(error))
 
 
 def _call_wsgi(app: Any, environ: dict[str, Any], attempt_s: float) -> CompletionAttempt:
@@ -223,7 +223,7 @@ def _call_wsgi(app: Any, environ: dict[str, Any], attempt_s: float) -> Completio
     thread.join(attempt_s)
     if thread.is_alive():
         return CompletionAttempt(_code(statuses), _no_answer(attempt_s))
-    return CompletionAttempt(_code(statuses), _tell(errors[0]) if errors else None)
+    return CompletionAttempt(_code(statuses), _describe(errors[0]) if errors else None)
 
 
 def _no_answer(attempt_s: float) -> str:
@@ -234,5 +234,5 @@ def _code(statuses: list[str]) -> int | None:
     return int(statuses[-1].split(" ", 1)[0]) if statuses else None
 
 
-def _tell(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -77,12 +77,12 @@ class RequestGuard:
     decorated: bool = False
     """Whether the handlers of its routes are decorated: those note by themselves that they were reached."""
     framework: Framework = PLAIN_ASGI
-    """Of the application that the layer is around: how its `authorize` and `principal` are asked."""
+    """Of the application that the layer is around: how its `authorize` and `principal` are called."""
     now_ms: Callable[[], int] = wall_ms
     new_run_id: Callable[[], bytes] = new_run_id
 
     def store_of(self, policy: Policy) -> SteppedStore | Store:
-        """What knows what became of a key of such a route."""
+        """The store with the keys of such a route."""
         return self.stepped() if policy.steps and self.stepped is not None else self.store
 
     def reaped(self) -> Reaps:

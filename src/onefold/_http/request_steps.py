@@ -73,7 +73,7 @@ class RequestSteps:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step was asked for."""
+        """Whether a step was begun."""
         return self._steps.has_begun
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypedDict
 
-from onefold._http.authentication import Question, read_question
+from onefold._http.authentication import RequestFunction, read_request_function
 from onefold._http.bare_header_check import TRUSTED
 from onefold._http.request import Request
 from onefold._idempotency.fingerprint import Strategy, canonical_json
@@ -99,17 +99,17 @@ class Policy:
     cached: bool = True
     steps: ClassVar[bool] = False
     """Whether its handler works in recorded steps: read from the handler's own parameters."""
-    principal_question: Question = field(init=False, repr=False, compare=False)
-    authorize_question: Question | None = field(init=False, repr=False, compare=False)
+    principal_function: RequestFunction = field(init=False, repr=False, compare=False)
+    authorize_function: RequestFunction | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("required", "strict", "writes", "cached"):
             is_bool(name, getattr(self, name))
         _is_fingerprint(self.fingerprint)
         _are_names("headers_kept", self.headers_kept)
-        object.__setattr__(self, "principal_question", read_question("principal", self.principal))
-        asked = None if self.authorize is None else read_question("authorize", self.authorize)
-        object.__setattr__(self, "authorize_question", asked)
+        object.__setattr__(self, "principal_function", read_request_function("principal", self.principal))
+        function = None if self.authorize is None else read_request_function("authorize", self.authorize)
+        object.__setattr__(self, "authorize_function", function)
         _check("wait_s", self.wait_s, 0, 60)
         _check("lease_s", self.lease_s, 0.1, 24 * 3600)
         if self.work_lease_s is not None:
@@ -176,7 +176,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Settings(TypedDict, total=False):
-    """What a route may say for itself; the rest comes from the application's defaults. See `Policy`."""
+    """The settings of a route; the rest comes from the application's defaults. See `Policy`."""
 
     principal: Principal
     authorize: Authorize | None
@@ -202,7 +202,7 @@ class Settings(TypedDict, total=False):
     cached: bool
 
 
-#: What is said of one that was given to the application instead.
+#: The hint for a setting of routes that was given to the application instead.
 SETTINGS_OF_ROUTES: Final = Elsewhere(
     Settings.__annotations__,
     "it is one of routes: defaults={{'{0}': ...}} sets it for all, @once.idempotent({0}=...) for one",

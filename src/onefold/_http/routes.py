@@ -57,7 +57,7 @@ class RouteTable:
         }
 
     def _first(self, method: str, path: str) -> Route | None:
-        """The first route that this may be asked of, at whatever host."""
+        """The first route that this request may be for, at whatever host."""
         return next(
             route
             for methods, pattern, route, _ in self._entries

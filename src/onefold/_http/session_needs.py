@@ -1,4 +1,4 @@
-"""Handlers that want a SQLAlchemy session where there is none: told where they are marked, not by their first request.
+"""Handlers that want a SQLAlchemy session where there is none: refused where they are marked, not at the first request.
 
 What a handler wants is read from its parameters and from those of its dependencies, as FastAPI reads them.
 """

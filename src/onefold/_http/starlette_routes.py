@@ -192,7 +192,7 @@ def find_transaction(connection: HTTPConnection, mark: str) -> Transaction[Any]:
 
 
 class StarletteFramework(PlainAsgi):
-    """How an application's `authorize` and `principal` are asked: what they raise, its own handlers render."""
+    """How an application's `authorize` and `principal` are called: what they raise, its own handlers render."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -283,8 +283,8 @@ def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[ServedPath]:
 def _check_transaction(route: Any, endpoint: object) -> None:
     """Refuse a `tx` that FastAPI would read from the query, because it does not say what it is."""
     found = idempotent_handler_of(endpoint)
-    asked = getattr(getattr(route, "dependant", None), "query_params", ())
-    if found is None or all(field.name != "tx" for field in asked):
+    query_params = getattr(getattr(route, "dependant", None), "query_params", ())
+    if found is None or all(field.name != "tx" for field in query_params):
         return
     if inspect.signature(found.function).parameters["tx"].annotation in (inspect.Parameter.empty, Any, "Any"):
         raise ConfigurationError(f"the parameter tx of {found.name} would be read from the query. {NOT_GIVEN}")
@@ -303,7 +303,7 @@ def _walk_mounted(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, obj
 
 
 def _host_entries(route: routing.Host, prefix: str, outer: HostPrefix | None) -> Iterator[RouteEntry]:
-    """The routes below a host, which answers whatever is asked there: later routes are not reached.
+    """The routes below a host, which answers all requests to it: later routes are not reached.
 
     Below a host with parameters, as in `{tenant}.shop.test`, one route is many operations, which must not share their
     keys: none of them is found, and a marked handler refuses to run.

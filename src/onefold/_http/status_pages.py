@@ -1,4 +1,4 @@
-"""Two resources every application gets: what became of my key, and what this API promises about keys.
+"""Two resources every application gets: the status of a key, and what this API promises about keys.
 
 The status of a key is shown to its own principal only: the caller brings the key, and the principal is found the same
 way as for the request itself, so that no caller can name another's.
@@ -96,7 +96,7 @@ class Pages:
     """How callers are authenticated who name no operation of this application; None where only its routes know."""
 
     def find(self, request: Request) -> Page | None:
-        """The page a request asks for, if it asks for one of ours."""
+        """The page that a request is for, if it is one of ours."""
         if request.method != "GET" or not (path := request.path_below_root).startswith(self.base):
             return None
         match path.removeprefix(self.base):
@@ -120,23 +120,23 @@ class Pages:
     async def _status(self, request: Request) -> Response:
         """`GET {base}/status?operation=POST /payments` with the Idempotency-Key header of the request in question.
 
-        Who asks is settled first: a caller who may not see the answer learns nothing here, not even whether there is
+        The caller is authenticated first: one who may not see the answer learns nothing here, not even whether there is
         such an operation.
         """
         operations, mount = self.operations(), self.mount_of(request)
         templates = self._templates(mount)
         operation = parse_qs(request.query.decode("latin-1")).get("operation", [""])[0]
-        # As the specification names it; or as the application itself does, wherever it is mounted.
+        # Named as in the specification; or as in the application itself, wherever it is mounted.
         own = templates.get(operation, operation)
         policy = operations.get(own)
-        asked = policy or self.others
+        governing = policy or self.others
         try:
-            if asked is not None:
+            if governing is not None:
                 framework = self.guard.framework
-                await authorize(framework, asked.authorize_question, request, b"", None)
-                principal = await identify(framework, asked.principal_question, request, b"", None)
+                await authorize(framework, governing.authorize_function, request, b"", None)
+                principal = await identify(framework, governing.principal_function, request, b"", None)
             if policy is None:
-                return _answer_unknown(templates if asked is not None else ())
+                return _answer_unknown(templates if governing is not None else ())
             lines = request.values(HEADER)
             if not lines:
                 raise KeyMissing("Send the Idempotency-Key header of the request you are asking about.")

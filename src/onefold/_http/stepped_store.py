@@ -180,7 +180,7 @@ class RequestWork:
             raise
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        """Keep what is recorded, and let another go on. Where the store cannot be told, the lease runs out."""
+        """Keep what is recorded, and let another go on. Where the store cannot be reached, the lease runs out."""
         held, steps = self._mine(), self._steps
         is_under_way = self.leave()
         if steps is not None and steps.is_finishing:

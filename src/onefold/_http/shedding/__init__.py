@@ -18,11 +18,11 @@ __all__ = ["Level", "Priority", "Shedding", "shed_asgi", "shed_wsgi"]
 
 def shed_asgi(app: asgi.Application, shedding: Shedding, *, listener: Listener | None = None) -> asgi.Application:
     """The same ASGI application, which does not take in more than it can do. It has its own limit and its own queue;
-    `listener` is told what it does."""
+    `listener` gets its events."""
     return _Asgi(app, AdmissionController(shedding, listener), shedding)
 
 
 def shed_wsgi(app: wsgi.Application, shedding: Shedding, *, listener: Listener | None = None) -> wsgi.Application:
     """The same WSGI application, which does not take in more than it can do. It has its own limit and its own queue;
-    `listener` is told what it does."""
+    `listener` gets its events."""
     return _Wsgi(app, AdmissionController(shedding, listener), shedding)

@@ -101,12 +101,12 @@ class AdmissionController:
         return AdmissionSlot(self, entered_at, deadline)
 
     def wake(self, tickets: Iterable[Ticket]) -> None:
-        """Tell those who wait that there is a verdict."""
+        """Wake the requests that wait for these verdicts."""
         for ticket in tickets:
             ticket.wake()
 
     def limit_may_have_moved(self) -> None:
-        """Tell the listener, if it has."""
+        """Emit LimitMoved, if it has."""
         limit = self.queue.limit
         if limit != self._limit:
             self._limit = limit
@@ -133,11 +133,11 @@ class AdmissionSlot:
         dropped = self.status in DROPPED
         late = self._deadline is not None and now > self._deadline
         # Other failures say nothing about capacity: a service that fails fast is not a fast service.
-        told = dropped or late or 0 < self.status < 500
-        self._give_back(now, now - self._entered_at if told else None, dropped=dropped, late=late)
+        counts = dropped or late or 0 < self.status < 500
+        self._give_back(now, now - self._entered_at if counts else None, dropped=dropped, late=late)
 
     def give_up(self) -> None:
-        """The request did not run after all: that says nothing."""
+        """The request did not run after all: no latency is measured."""
         if self.held:
             self._give_back(self._controller.clock(), None)
 
@@ -151,7 +151,7 @@ class AdmissionSlot:
     def _give_back(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> None:
         self.held = False
         controller = self._controller
-        told = controller.queue.leave(now, latency_s, dropped=dropped, late=late)
-        if told:
-            controller.wake(told)
+        notified = controller.queue.leave(now, latency_s, dropped=dropped, late=late)
+        if notified:
+            controller.wake(notified)
         controller.limit_may_have_moved()

@@ -7,11 +7,11 @@ too late. When the queue is full, the request that would be served last is turne
 displaces.
 
 Whenever a slot is free, first those are shed who have waited too long, the oldest before the others, and whatever
-their importance: their clients are hardly there any more. What the shedder is told is the wait of the oldest, not of
-the one that enters: else newest-first would hide the queue it is the remedy for.
+their importance: their clients are hardly there any more. The shedder gets the wait of the oldest, not of the one that
+enters: else newest-first would hide the queue it is the remedy for.
 
-Told the time; it neither waits nor wakes: `leave` and its like return the tickets that have got their verdict, and the
-adapters wake those who hold them. Shared by threads.
+It gets the time as an argument, and neither waits nor wakes: `leave` and its like return the tickets that have got
+their verdict, and the adapters wake those who hold them. Shared by threads.
 
 Invariants: never more run than the limit allows; every ticket gets one verdict; no request waits while there is room.
 """
@@ -49,7 +49,7 @@ class Ticket:
         self.verdict: Verdict | None = None
         """None while it waits."""
         self.instead_of: Ticket | None = None
-        """Who was displaced by it, and is to be woken."""
+        """The ticket that it displaced, and that is to be woken."""
         self.wake: Callable[[], object] = _no_waiter
 
 
@@ -72,7 +72,7 @@ class AdmissionQueue:
 
     @property
     def running(self) -> int:
-        """How many do."""
+        """How many run now."""
         return self._limiter.in_flight
 
     @property
@@ -95,9 +95,9 @@ class AdmissionQueue:
             return ticket
 
     def leave(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> list[Ticket]:
-        """One that had entered is done, in this time without its wait; None: that says nothing about the service.
+        """A request that had entered is done, in this time without its wait; None: there is no latency to measure.
         `late`: after its client's deadline. That is the service's fault only while all are slower than they were: a
-        client that grants less than the work takes would else have the limit shrink for everybody."""
+        client that grants less than the work takes would else have the limit shrink for all clients."""
         with self._lock:
             dropped = dropped or (late and self._limiter.crowded)
             if latency_s is not None and not dropped:
@@ -109,14 +109,16 @@ class AdmissionQueue:
         """The wait of a ticket is over, unless it has got its verdict already."""
         with self._lock:
             if ticket.verdict is None and now >= ticket.until:
-                self._shedder.admit(now - ticket.arrived_at, now)  # told, and not asked: it has waited, however it ends
-                self._tell(ticket, "deadline" if now >= ticket.deadline else "waited too long")
+                self._shedder.admit(
+                    now - ticket.arrived_at, now
+                )  # its answer is ignored: the ticket has waited, however it ends
+                self._decide(ticket, "deadline" if now >= ticket.deadline else "waited too long")
 
     def give_up(self, ticket: Ticket, now: float) -> list[Ticket]:
         """The request does not want to enter any more, though it may have been admitted in this moment."""
         with self._lock:
             if ticket.verdict is None:
-                self._tell(ticket, "gone")
+                self._decide(ticket, "gone")
             elif ticket.verdict == "enter":
                 ticket.verdict = "gone"
                 self._limiter.leave(now, None)
@@ -129,23 +131,23 @@ class AdmissionQueue:
         if self._waiting <= self._queue_most:
             return
         last = self._last()
-        self._tell(last, "queue full" if last is ticket else "displaced")
+        self._decide(last, "queue full" if last is ticket else "displaced")
         if last is not ticket:
             ticket.instead_of = last
 
     def _fill(self, now: float) -> list[Ticket]:
-        told = []
+        decided = []
         while self._waiting and self._limiter.in_flight < self._limiter.limit:
             oldest = min((next(iter(level)) for level in self._levels.values()), key=lambda ticket: ticket.arrived_at)
             if not self._shedder.admit(now - oldest.arrived_at, now):
-                told.append(self._tell(oldest, "waited too long"))
+                decided.append(self._decide(oldest, "waited too long"))
                 continue
             first = self._first()
             if now >= first.deadline:
-                told.append(self._tell(first, "deadline"))
+                decided.append(self._decide(first, "deadline"))
             elif self._limiter.enter():
-                told.append(self._tell(first, "enter"))
-        return told
+                decided.append(self._decide(first, "enter"))
+        return decided
 
     def _first(self) -> Ticket:
         level = self._levels[max(self._levels)]
@@ -155,7 +157,7 @@ class AdmissionQueue:
         level = self._levels[min(self._levels)]
         return next(iter(level)) if self._shedder.overloaded else next(reversed(level))
 
-    def _tell(self, ticket: Ticket, verdict: Verdict) -> Ticket:
+    def _decide(self, ticket: Ticket, verdict: Verdict) -> Ticket:
         level = self._levels[ticket.priority]
         del level[ticket]
         if not level:

@@ -162,18 +162,18 @@ class _QueuedRequest:
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[None] = loop.create_future()
+        woken: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
-            if not told.done():
-                told.set_result(None)
+            if not woken.done():
+                woken.set_result(None)
 
         self._ticket.wake = wake
         timer = loop.call_later(self._ticket.until - self._controller.clock(), wake)
         listening = loop.create_task(self._listen())
         listening.add_done_callback(lambda _: wake() if self._gone else None)
         try:
-            await told
+            await woken
         finally:
             timer.cancel()
             listening.cancel()
@@ -196,7 +196,7 @@ class _QueuedRequest:
                 self._gone = True
                 return
             if not more:
-                return  # a server that repeats itself: there is nothing to hear
+                return  # a server that repeats itself: there is nothing to receive
             ahead += len(message.get("body", b""))
             more = message.get("more_body", False)
 

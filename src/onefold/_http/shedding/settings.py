@@ -19,8 +19,8 @@ from onefold.errors import ConfigurationError
 Level: TypeAlias = Literal["low", "normal", "high"]
 Priority: TypeAlias = Callable[[Request], int | Level]
 
-#: Paths at which orchestrators, balancers and frameworks ask whether a process is well. Turned away, they would have a
-#: process that is busy taken for dead, and restarted.
+#: Paths of health checks by orchestrators, balancers and frameworks. Turned away, they would have a process that is
+#: busy taken for dead, and restarted.
 HEALTH_CHECKS = (
     "/health", "/health/*", "/healthz", "/healthz/*", "/healthcheck", "/health-check", "/live", "/livez", "/livez/*",
     "/liveness", "/ready", "/readyz", "/readyz/*", "/readiness", "/startupz", "/ping", "/up", "/heartbeat",

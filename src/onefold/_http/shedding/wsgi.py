@@ -66,14 +66,14 @@ class SheddingMiddleware:
         controller = self._controller
         if ticket.instead_of is not None:
             ticket.instead_of.wake()
-        told = Event()
-        ticket.wake = told.set
+        woken = Event()
+        ticket.wake = woken.set
         try:
             if ticket.verdict is None and guarded is not None and run(guarded.step_aside(), guarded.executor):
                 aside = guarded
-            # Looked at after `wake` is set: who told before that has left the verdict here.
+            # Read after `wake` is set: a verdict that came before that is in the ticket.
             while ticket.verdict is None:
-                told.wait(max(0.0, ticket.until - controller.clock()))
+                woken.wait(max(0.0, ticket.until - controller.clock()))
                 controller.queue.time_out(ticket, controller.clock())
         except BaseException:
             controller.wake(controller.queue.give_up(ticket, controller.clock()))
