@@ -206,4 +206,4 @@ def test_the_command_for_private_servers_prints_its_usage() -> None:
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("")
-    assert "'app.py' is a file, and a folder is wanted" in one_line(onefold("init", "app.py", cwd=tmp_path))
+    assert "'app.py' is a file; give a folder" in one_line(onefold("init", "app.py", cwd=tmp_path))

@@ -354,7 +354,7 @@ def test_a_result_is_not_taken_where_nothing_tells_whether_it_is_sealed(place: P
     resume = ("resume", A.hex(), "--result", "7", "--actor", "ada", "--yes")
     refused = keys(place, *resume)
     assert refused.returncode != 0
-    assert "say --unsealed" in refused.stderr
+    assert "give --unsealed" in refused.stderr
     assert ask(place, *resume, "--unsealed")["resumed"] == A.hex()
 
 
@@ -364,9 +364,9 @@ def test_a_result_that_was_told_unsealed_by_mistake_does_not_say_how_the_next_on
     place.change("UPDATE onefold_work SET kind = 'work', request = NULL")
     ask(place, "resume", A.hex(), "--result", "7", "--yes", "--unsealed")
     refused = keys(place, "resume", A.hex(), "--result", "8", "--yes")
-    assert "say --unsealed" in refused.stderr
+    assert "give --unsealed" in refused.stderr
     corrected = keys(place, "resume", A.hex(), "--result", "8", "--unsealed", given="y\n")
-    assert "Corrects what was told of it before" in corrected.stderr
+    assert "This corrects the outcome recorded before" in corrected.stderr
 
 
 def test_resume_of_a_message_redrives_none_of_another_source(place: Place) -> None:

@@ -1,7 +1,7 @@
 """What `onefold doctor` and the console see of an application: its pool, its broker and its console.
 
-A finding says what was seen. What cannot be seen from here (a console that runs alone, what a broker of the
-application's own means by a confirm) is said to be so, and is no finding.
+A finding says what was checked and how it is. What is not visible from here (a console that runs alone, what a confirm
+of the application's own broker means) is named as such, and never reported as a fault.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ async def check_application(once: BaseOnefold[Any], *, broker_s: float = BROKER_
     size = find_pool_size(once._database)
     if size is not None and once._database.dialect == "postgres":
         findings.append(await run_flow(once, lambda _: check_pool(size)))
-    kept_s = {
+    retentions = {
         operation: policy.retention_s
         for routes in once._layer.applications
         for operation, policy in routes.operations().items()
     }
-    return [*findings, check_retention(kept_s.items())] if kept_s else findings
+    return [*findings, check_retention(retentions.items())] if retentions else findings
 
 
 async def check_broker(once: BaseOnefold[Any], within_s: float = BROKER_S) -> HealthFinding:
-    """Whether it can be opened: adapters refuse there what would lose messages."""
+    """Open the broker: its adapter refuses settings that would lose messages."""
     shown = broker_name(once._broker)
 
-    async def look(_: object, broker: Broker) -> str:
+    async def read_kind(_: object, broker: Broker) -> str:
         for consumer in once._consumers:
             consumer.check_redelivery(broker.redelivery_s)  # a ledger that forgets before the broker does
         return type(broker).__name__
@@ -81,31 +81,31 @@ async def check_broker(once: BaseOnefold[Any], within_s: float = BROKER_S) -> He
         return HealthFinding("Broker", "good", "The application has none: it publishes nothing.")
     try:
         async with asyncio.timeout(within_s):
-            kind = await with_broker(once, look)
+            kind = await with_broker(once, read_kind)
     except ConfigurationError as error:
         return HealthFinding("Broker", "bad", f"{shown} is refused: {error}.", "Set it as the finding says.")
     except (TimeoutError, OnefoldError) as error:
         if isinstance(error.__cause__, SchemaMissing):
-            said = f"{shown} is this database, whose tables are missing: nothing can be published or consumed."
-            return HealthFinding("Broker", "bad", said, "onefold migrate.")
-        why = str(error) or f"no answer within {within_s:g} s"
-        return HealthFinding("Broker", "bad", f"{shown}: {why}.", "Events wait until it is there: start it.")
+            text = f"{shown} is this database, whose tables are missing: nothing can be published or consumed."
+            return HealthFinding("Broker", "bad", text, "onefold migrate.")
+        reason = str(error) or f"no answer within {within_s:g} s"
+        return HealthFinding("Broker", "bad", f"{shown}: {reason}.", "Events wait until it is there: start it.")
     means = _CONFIRMS.get(kind, "it is the application's own, and what its confirm means is not visible from here")
     return HealthFinding("Broker", "good", f"{shown} answers; {means}.")
 
 
 async def _check_consoles(once: BaseOnefold[Any]) -> AsyncIterator[HealthFinding]:
     module = sys.modules.get("onefold._console.app")
-    found = [] if module is None else list(_find_consoles(once, module.Console))
-    for path, console in found:
+    consoles = [] if module is None else list(_find_consoles(once, module.Console))
+    for path, console in consoles:
         yield await _check_console(path, console)
-    if not found:
-        said = "None is mounted in the application. One that runs alone (onefold console) is not visible from here."
-        yield HealthFinding("Console", "good", said)
+    if not consoles:
+        text = "None is mounted in the application. One that runs alone (onefold console) is not visible from here."
+        yield HealthFinding("Console", "good", text)
 
 
 async def _check_console(path: str, console: Any) -> HealthFinding:
-    """Ask without credentials, which is to be refused."""
+    """Send the console a request without credentials, which it has to refuse."""
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
 
@@ -117,8 +117,8 @@ async def _check_console(path: str, console: Any) -> HealthFinding:
     except HTTPException:
         signed_in = None
     except Exception as error:  # the application's own function, on a request that no server made
-        said = f"At {path}: authorize raised {type(error).__name__} for a request without credentials, which is 500."
-        return HealthFinding("Console", "good", said)
+        text = f"At {path}: authorize raised {type(error).__name__} for a request without credentials, which is 500."
+        return HealthFinding("Console", "good", text)
     if signed_in is None:
         return HealthFinding("Console", "good", f"At {path}: a request without credentials is refused.")
     role = signed_in.operator.role.value

@@ -39,13 +39,13 @@ class Published:
     description: str
 
 
-def sent(published: Sequence[Published], recurring: Sequence[Recurring]) -> list[Published]:
-    """What was said, and the recurring events of which nothing was."""
-    found = {each.topic: each for each in published}
+def list_published(published: Sequence[Published], recurring: Sequence[Recurring]) -> list[Published]:
+    """All topics the application sends: those of `once.publishes`, and recurring events that are not among them."""
+    by_topic = {each.topic: each for each in published}
     for each in recurring:
         topic = each.make_event("", 0).topic
-        found.setdefault(topic, Published(topic=topic, payload=None, description=f"Recurring: {each.rule}."))
-    return list(found.values())
+        by_topic.setdefault(topic, Published(topic=topic, payload=None, description=f"Recurring: {each.rule}."))
+    return list(by_topic.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +62,34 @@ class _Operation:
 
 
 class _Names:
-    """Identifiers for a document, another one for everything that is called something else."""
+    """Unique identifiers for a document: different names never get the same identifier."""
 
     def __init__(self) -> None:
-        self._given: dict[str, str] = {}
+        self._issued: dict[str, str] = {}
 
     def of(self, *parts: str) -> str:
         text = ".".join(parts)
         name = _NOT_IN_NAMES.sub("_", text)
-        while self._given.setdefault(name, text) != text:
+        while self._issued.setdefault(name, text) != text:
             name += "_"
         return name
 
     def operation(
-        self, action: Literal["receive", "send"], who: str, topic: str, payload: PydanticPayload | None, told: str
+        self,
+        action: Literal["receive", "send"],
+        party: str,
+        topic: str,
+        payload: PydanticPayload | None,
+        description: str,
     ) -> _Operation:
         return _Operation(
-            name=self.of(action, who, topic) if who else self.of(action, topic),
+            name=self.of(action, party, topic) if party else self.of(action, topic),
             action=action,
             topic=topic,
             channel=self.of(topic),
             message=self.of(topic) if payload is None else self.of(topic, payload.name),
             payload=payload,
-            description=told,
+            description=description,
         )
 
 
@@ -95,12 +100,12 @@ def describe(
     names = _Names()
     operations = [names.operation("send", "", each.topic, each.payload, each.description) for each in published]
     for consumer in consumers:
-        payload, told = _payload(consumer), _describe(consumer)
-        operations += [names.operation("receive", consumer.name, topic, payload, told) for topic in consumer.topics]
+        payload, text = _payload(consumer), _describe(consumer)
+        operations += [names.operation("receive", consumer.name, topic, payload, text) for topic in consumer.topics]
     messages = {each.message: each for each in operations}
     typed = [(name, each.payload) for name, each in messages.items() if each.payload is not None]
-    found, definitions = schemas_of([payload for _, payload in typed])
-    schemas = {name: _schema(schema) for (name, _), schema in zip(typed, found, strict=True) if schema is not None}
+    by_payload, definitions = schemas_of([payload for _, payload in typed])
+    schemas = {name: _schema(schema) for (name, _), schema in zip(typed, by_payload, strict=True) if schema is not None}
     document: dict[str, Any] = {"asyncapi": VERSION, "info": {"title": title, "version": version}}
     if (server := _server(broker)) is not None:
         document["servers"] = {"broker": server}
@@ -118,21 +123,21 @@ def describe(
 
 
 def _schema(schema: Any) -> Any:
-    """As AsyncAPI has it: what tells the members of a union apart is the name of a property there, and an object with
-    that name in OpenAPI, which pydantic writes for."""
+    """A schema as AsyncAPI has it: `discriminator` is the name of a property there, and an object with that name in
+    OpenAPI, which pydantic writes."""
     if isinstance(schema, list):
         return [_schema(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    written = {}
+    converted = {}
     for name, value in schema.items():
         if name in _NAMED_SCHEMAS and isinstance(value, dict):
-            written[name] = {each: _schema(inner) for each, inner in value.items()}
+            converted[name] = {each: _schema(inner) for each, inner in value.items()}
         elif name == "discriminator" and isinstance(value, dict):
-            written[name] = value["propertyName"]
+            converted[name] = value["propertyName"]
         else:
-            written[name] = value if name in _VALUES else _schema(value)
-    return written
+            converted[name] = value if name in _VALUES else _schema(value)
+    return converted
 
 
 def _payload(consumer: Consumer) -> PydanticPayload | None:
@@ -140,18 +145,18 @@ def _payload(consumer: Consumer) -> PydanticPayload | None:
 
 
 def _describe(consumer: Consumer) -> str:
-    """What its handler says of itself. An object's docstring is its class's, which may be anything."""
+    """The docstring of its handler. Not of a callable object: that has its class's, which may be about anything."""
     return inspect.getdoc(consumer.handler) or "" if inspect.isroutine(consumer.handler) else ""
 
 
 def _operation(each: _Operation) -> dict[str, Any]:
     channel = f"#/channels/{each.channel}"
-    written: dict[str, Any] = {
+    document: dict[str, Any] = {
         "action": each.action,
         "channel": {"$ref": channel},
         "messages": [{"$ref": f"{channel}/messages/{each.message}"}],
     }
-    return written | ({"description": each.description} if each.description else {})
+    return document | ({"description": each.description} if each.description else {})
 
 
 def _address(topic: str) -> dict[str, Any]:
@@ -163,8 +168,8 @@ def _address(topic: str) -> dict[str, Any]:
     for index, token in enumerate(tokens):
         if token in (ONE, MORE):
             name = f"token{index + 1}" if token == ONE else "rest"
-            means = "one token" if token == ONE else "one or more tokens, divided by dots"
-            parameters[name] = {"description": f"Any {means}: {token} in the pattern {topic}."}
+            range_text = "one token" if token == ONE else "one or more tokens, divided by dots"
+            parameters[name] = {"description": f"Any {range_text}: {token} in the pattern {topic}."}
             tokens[index] = f"{{{name}}}"
     return {
         "address": ".".join(tokens),
@@ -179,13 +184,13 @@ def _messages_of(channel: str, operations: Sequence[_Operation]) -> dict[str, An
 
 
 def _message(each: _Operation, schema: dict[str, Any] | None) -> dict[str, Any]:
-    written: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": each.topic,
         "contentType": "application/json",
         "description": f"A CloudEvent (1.0) of {'a type that matches' if is_pattern(each.topic) else 'the type'} "
         f"{each.topic}.",
     }
-    return written | ({"payload": schema} if schema is not None else {})
+    return document | ({"payload": schema} if schema is not None else {})
 
 
 def _server(broker: BrokerGiven | None) -> dict[str, str] | None:

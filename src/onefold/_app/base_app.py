@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 
-from onefold._app.described import Described, list_topics, name_of, show_given
+from onefold._app.described import Described, describe_database, list_topics, name_of
 from onefold._app.observing import ActivityHistory, writes_activity
 from onefold._app.recurring_events import RecurringEvents
 from onefold._app.route_marks import RouteMarks
@@ -81,11 +81,12 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         raise NotImplementedError
 
     def _make_wake(self) -> Callable[[], None] | None:
-        """What tells relays of other processes that events were committed. None: they poll."""
+        """The function that notifies relays of other processes of committed events. None: they poll."""
         return self._notifier.notify if self._database.dialect == "postgres" else self._make_ring(OUTBOX_CHANNEL)
 
     def _make_ring(self, channel: str) -> Callable[[], None] | None:
-        """What wakes those who listen to a channel of the same SQLite file, in other processes. None: it is no file."""
+        """The function that wakes listeners to a channel of the same SQLite file, in other processes. None: it is no
+        file."""
         doorbell, notifier = doorbell_of(self._database, channel), self._notifier
         return None if doorbell is None else lambda: doorbell.ring(notifier.sender)
 
@@ -120,13 +121,13 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         `operation`; None: those of 0.1 only if it may have used this database. `unsealed_answers`: read answers from
         before there was a `sealer`, for one retention: who can write the table can write them. `reap_every_s`: how
         often an ASGI application deletes what expired; None: never. `activity`: counts per minute, for the console."""
-        self._check_given(unknown, broker, listener)
+        self._check_arguments(unknown, broker, listener)
         _migrate_embedded(database)
         self._database: D = self._open(database)
         dialect, tracer = self._database.dialect, tracer_of(listener)
         self._outbox = Outbox(dialect=dialect, source=source, event_bytes_max=event_bytes_max, tracer=tracer)
         self._prepare(session_factory, isolation, broker, activity)
-        self._shown: str = show_given(database, source)
+        self._description: str = describe_database(database, source)
         self._layer = Layer(
             name=repr(self),
             dialect=self._database.dialect,
@@ -151,10 +152,10 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         )
         self._end_making(development)
 
-    def _check_given(self, unknown: Collection[str], broker: object, listener: object) -> None:
-        """Refuse what can only be a mistake, where it is written."""
-        known = inspect.signature(BaseOnefold).parameters.values()
-        names = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    def _check_arguments(self, unknown: Collection[str], broker: object, listener: object) -> None:
+        """Refuse arguments that can only be mistakes, at construction."""
+        parameters = inspect.signature(BaseOnefold).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         refuse_unknown(unknown, names, type(self).__name__, SETTINGS_OF_ROUTES)
         check_broker(broker)
         if not are_listeners(listener):
@@ -180,7 +181,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             guard(self._layer.operation_inside)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._shown})"
+        return f"{type(self).__name__}({self._description})"
 
     @named_arguments("once.consumer")
     def consumer(
@@ -222,7 +223,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
 
     @property
     def broker(self) -> BrokerGiven | None:
-        """The broker as it was given."""
+        """The broker, as passed to the constructor."""
         return self._broker
 
     @writes_activity
@@ -234,15 +235,15 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         listener: Listener | None = None,
         **settings: Unpack[RelaySettings],
     ) -> None:
-        """Publish what is in the outbox until told to stop. `begun` gets the relay, to ask whether it lives; `listener`
-        hears of it beside the application's own."""
+        """Publish the outbox until `stop` is set. `begun` gets the relay, for its health; `listener` gets its events
+        beside the application's own."""
         from onefold._worker.relay_loop import Relay
 
         database = self._for_workers()
-        heard_by = join(self._layer.listener, listener)
+        listeners = join(self._layer.listener, listener)
         timetable = self._timetable()
         sender, broker = self._notifier.sender, self._broker_for(database)
-        relay = Relay(database, broker, sender=sender, listener=heard_by, timetable=timetable, **settings)
+        relay = Relay(database, broker, sender=sender, listener=listeners, timetable=timetable, **settings)
         self._outbox.committed.append(relay.signal.set)
         if begun is not None:
             begun(relay)
@@ -261,9 +262,9 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         subscribed: Callable[[], None] | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Run the consumers (or only those named) until told to stop. `begun` gets them, to ask whether they live;
-        `subscribed` is called when they receive what is published from then on; `listener` hears of it beside the
-        application's own."""
+        """Run the consumers (or only those named) until `stop` is set. `begun` gets them, for their health;
+        `subscribed` is called when they receive all that is published from then on; `listener` gets their events beside
+        the application's own."""
         from onefold._worker.consumer_runner import ConsumerRunner
         from onefold._worker.notify_listener import listening
         from onefold.brokers.local import LocalBroker
@@ -330,7 +331,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         )
 
     def _ledger_chore(self, consumer: str, retention_s: float) -> Flow[None] | None:
-        """What forgets old ledger rows, when it is time to. Consumers that have a worker leave it to that."""
+        """A flow that deletes expired ledger rows, if it is due. For a consumer with a worker, that does it."""
         if any(declared.name == consumer for declared in self._consumers):
             return None
         return self._ledger.due(consumer, retention_s, self._layer.listener)
@@ -342,10 +343,10 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind
-        if (wanted := consumer.signature.session) not in (None, has):
+        if (session_type := consumer.signature.session) not in (None, has):
             offers = f"it has sessions of type {has}" if has else "its database is not a SQLAlchemy engine"
             raise ConfigurationError(
-                f"the handler of consumer {consumer.name!r} takes a session of type {wanted}, which this "
+                f"the handler of consumer {consumer.name!r} takes a session of type {session_type}, which this "
                 f"{type(self).__name__} cannot give: {offers}"
             )
 
@@ -362,14 +363,14 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         raise NotImplementedError
 
     def _broker_for(self, database: AsyncDatabase[Any]) -> Broker:
-        given = self._broker
-        if given is None:
+        broker = self._broker
+        if broker is None:
             if database.dialect != "sqlite":
                 raise ConfigurationError(
                     "there is no broker: give Onefold one, for example broker='nats://localhost:4222', or "
                     "broker='local' to have the database itself deliver"
                 )
-            given = "local"
+            broker = "local"
 
         async def retry_awaited(topics: Sequence[str]) -> None:
             from onefold._outbox.status_report import retry_topics
@@ -379,13 +380,13 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         self._news.sender = self._notifier.sender
         if (ring := self._make_ring(DELIVERY_CHANNEL)) is not None:
             self._news.notify_others = ring
-        return broker_of(given, database, retry_awaited, self._news)
+        return broker_of(broker, database, retry_awaited, self._news)
 
 
-async def run_flow(once: BaseOnefold[Any], question: Callable[[str], Flow[T]]) -> T:
+async def run_flow(once: BaseOnefold[Any], make_flow: Callable[[str], Flow[T]]) -> T:
     """Run a flow, made by a function of the dialect, over an application's database: `await run_flow(once, report)`."""
     database = once._for_workers()
-    return await run_async(question(database.dialect), TaskExecutor(database))
+    return await run_async(make_flow(database.dialect), TaskExecutor(database))
 
 
 async def with_broker(once: BaseOnefold[Any], work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:

@@ -1,4 +1,4 @@
-"""The completer's methods of Onefold and AsyncOnefold. What they need is imported when one of them is called."""
+"""The completer's methods of Onefold and AsyncOnefold. They import what they need when they are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completing what was left: where the flows, the application that is called and the database meet."""
+"""Completes abandoned requests: connects the completer's flows with the application that they call and the database."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Completion:
     async def on_loop(
         self, database: AsyncDatabase[Any], limit: int, stopped: Callable[[], bool] = lambda: False
     ) -> CompletedWorks:
-        """One round. What runs when it is stopped goes on to its end."""
+        """One round. An attempt that runs when `stopped` turns true goes on to its end."""
         return await run_async(self._flow(self._repeater.attempt_on_loop, limit, stopped), TaskExecutor(database))
 
     def _flow(self, attempt: Callable[..., Any], limit: int, stopped: Callable[[], bool]) -> Flow[CompletedWorks]:
@@ -75,7 +75,7 @@ def completion_of(once: BaseOnefold[Any], settings: CompleterSettings) -> Comple
 
 
 def completing_work(once: BaseOnefold[Any], every_s: float, settings: CompleterSettings) -> Work:
-    """For the blocks of both: it begins after a pause, when the application that it stands in has started."""
+    """The work of both `completing()` blocks. It pauses first, until the application around it has started."""
     check_every(every_s)
     completion = completion_of(once, settings)
 

@@ -1,4 +1,4 @@
-"""What `onefold doctor` and the console's page of health say, in this order: what happens in the tables, how the
+"""The findings of `onefold doctor` and the console's health page, in this order: what happens in the tables, how the
 database is set up, and how the application is."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from onefold._kernel.clock import wall_ms
 async def diagnose(dialect: str) -> list[HealthFinding]:
     """All findings about a database."""
     findings = await check_health(dialect)
-    if findings[0].level == "bad":  # tables are missing: nothing else can be asked
+    if findings[0].level == "bad":  # tables are missing: no other check can run
         return findings
     return findings + await check_setup(dialect, now_s=wall_ms() / 1000)
 
 
 async def diagnose_application(once: BaseOnefold[Any], *, broker_s: float = BROKER_S) -> list[HealthFinding]:
-    """Those of its database, and what it is set to itself."""
+    """All findings about an application: of its database and of its own settings."""
     return [*await run_flow(once, diagnose), *await check_application(once, broker_s=broker_s)]

@@ -1,8 +1,8 @@
-"""What a handler says that its `tx.connection` is, held against what it gets: told where the handler is written, not by
-an AttributeError in its first request.
+"""Checks the annotation of a handler's `tx.connection` against the database's driver: a mismatch is refused where the
+handler is declared, and not by an AttributeError in its first request.
 
 Only classes that are known to be another driver's are refused. Any, a class of the application's own and an annotation
-that cannot be looked up yet are left alone.
+that cannot be resolved yet are accepted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from onefold._http.session_needs import DEPTH_MAX, read_parameters
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
 
-#: What handlers are annotated with, by the class of the Database.
-_GIVEN: Final = {
+#: The connection that handlers get, by the class of the Database.
+_PROVIDED: Final = {
     "AsyncPsycopgDatabase": "psycopg.AsyncConnection",
     "AsyncSqlalchemyDatabase": "sqlalchemy.ext.asyncio.AsyncConnection",
     "AsyncpgDatabase": "asyncpg.Connection",
@@ -25,8 +25,8 @@ _GIVEN: Final = {
     "ThreadedDatabase": "onefold.db.sqlite.AsyncSqlite",
 }
 
-#: Classes of drivers, by package and name: which of those a handler means. Drivers are imported by those who use them.
-_MEANT: Final = {
+#: The connections that handlers are annotated with, by package and class: no driver is imported for the check.
+_ANNOTATED: Final = {
     ("aiosqlite", "Connection"): "aiosqlite.Connection",
     ("asyncpg", "Connection"): "asyncpg.Connection",
     ("asyncpg", "PoolConnectionProxy"): "asyncpg.Connection",
@@ -43,23 +43,23 @@ _MEANT: Final = {
 
 class _Annotated(NamedTuple):
     parameter: str
-    meant: str
+    expected: str
     through: str
 
 
 def check_handles(function: Callable[..., Any], name: str, by: str, database: object) -> None:
-    """Refuse a handler whose transaction is annotated with a connection of another driver than the database has."""
-    given = _GIVEN.get(type(database).__name__)
-    if given is None:
+    """Refuse a handler whose transaction is annotated with a connection of another driver than the database's."""
+    provided = _PROVIDED.get(type(database).__name__)
+    if provided is None:
         return
-    for found in _find(function, DEPTH_MAX):
-        if found.meant != given:
-            session = found.meant.endswith("Session") and "sqlalchemy" in given
+    for annotation in _find(function, DEPTH_MAX):
+        if annotation.expected != provided:
+            session = annotation.expected.endswith("Session") and "sqlalchemy" in provided
             instead = "for a session take AsyncSessionTx or SessionTx (onefold.fastapi), or tx.session(). " * session
             raise ConfigurationError(
-                f"the parameter {found.parameter!r} of {name}{found.through} says that its tx.connection is a "
-                f"{found.meant}, and {by} gives a {given}: {instead}write [{given}] there, or give the application the "
-                "database that is meant"
+                f"the parameter {annotation.parameter!r} of {name}{annotation.through} says that its tx.connection is "
+                f"a {annotation.expected}, and {by} gives a {provided}: {instead}write [{provided}] there, or give the "
+                "application a database of that driver"
             )
 
 
@@ -67,9 +67,9 @@ def _find(function: Callable[..., Any], depth: int, through: str = "") -> Iterat
     for parameter in read_parameters(function):
         if get_origin(parameter.kind) is Transaction:
             for kind in getattr(get_args(parameter.kind)[0], "__mro__", ()):
-                meant = _MEANT.get((kind.__module__.partition(".")[0], kind.__name__))
-                if meant is not None:
-                    yield _Annotated(parameter.name, meant, through)
+                expected = _ANNOTATED.get((kind.__module__.partition(".")[0], kind.__name__))
+                if expected is not None:
+                    yield _Annotated(parameter.name, expected, through)
                     break
         for dependency in parameter.dependencies if depth else ():
             yield from _find(dependency, depth - 1, f" (in {getattr(dependency, '__qualname__', '?')})")

@@ -1,4 +1,4 @@
-"""What is well and what is not, from what onefold's own tables say: each finding with the way out."""
+"""Health findings from onefold's own tables, each with the way out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Level: TypeAlias = Literal["good", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     level: Level
@@ -49,26 +49,30 @@ async def check_health(dialect: str) -> list[HealthFinding]:
 
 
 async def check_tables(dialect: str) -> HealthFinding:
-    known = MIGRATIONS[dialect]
-    if lacking := await missing(dialect, known):
-        all_of_them = "onefold's tables are not there."
-        said = all_of_them if len(lacking) == len(known) else f"Migrations are missing: {', '.join(map(str, lacking))}."
-        return HealthFinding("Tables", "bad", said, "onefold migrate.")
-    if beyond := await newer(dialect, known):
-        said = f"A newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it."
-        return HealthFinding("Tables", "good", said)
+    migrations = MIGRATIONS[dialect]
+    if lacking := await missing(dialect, migrations):
+        none_there = "onefold's tables are not there."
+        text = (
+            none_there
+            if len(lacking) == len(migrations)
+            else f"Migrations are missing: {', '.join(map(str, lacking))}."
+        )
+        return HealthFinding("Tables", "bad", text, "onefold migrate.")
+    if newer_versions := await newer(dialect, migrations):
+        text = f"A newer onefold has applied {', '.join(map(str, newer_versions))}; this one works beside it."
+        return HealthFinding("Tables", "good", text)
     return HealthFinding("Tables", "good", "Up to date.")
 
 
 async def check_relays(dialect: str) -> HealthFinding:
-    found = await report(dialect, count_max=COUNT_MAX, stopped_max=1)
-    alive = sum(relay.lease_left_s > 0 for relay in found.relays)
-    if found.oldest_s is not None and found.oldest_s > OLD_S:
-        said = f"{alive} at work; the oldest event has waited for {found.oldest_s:.0f} s."
+    status = await report(dialect, count_max=COUNT_MAX, stopped_max=1)
+    alive = sum(relay.lease_left_s > 0 for relay in status.relays)
+    if status.oldest_s is not None and status.oldest_s > OLD_S:
+        text = f"{alive} at work; the oldest event has waited for {status.oldest_s:.0f} s."
         return HealthFinding(
-            "Relays", "bad", said, "Is onefold relay running, and does it reach the broker? See its log."
+            "Relays", "bad", text, "Is onefold relay running, and does it reach the broker? See its log."
         )
-    waits = found.pending or (await list_retrying(dialect, limit=1)).events
+    waits = status.pending or (await list_retrying(dialect, limit=1)).events
     if waits and not alive:
         return HealthFinding("Relays", "warn", "None is at work, and events wait.", "Start onefold relay.")
     return HealthFinding("Relays", "good", f"{alive} at work." if alive else "None is at work, and nothing waits.")
@@ -76,11 +80,11 @@ async def check_relays(dialect: str) -> HealthFinding:
 
 async def check_refused_events(dialect: str) -> HealthFinding:
     if (await list_dead_events(dialect, limit=1)).events:
-        said = "Some are dead letters of the outbox, and what has their key waits behind them."
-        return HealthFinding("Refused events", "bad", said, "onefold outbox retry or discard.")
+        text = "Some are dead letters of the outbox, and what has their key waits behind them."
+        return HealthFinding("Refused events", "bad", text, "onefold outbox retry or discard.")
     if refused := (await list_retrying(dialect, limit=1)).events:
-        said = f"Some are tried again, such as one on {refused[0].topic}: {refused[0].error}"
-        return HealthFinding("Refused events", "warn", said, "onefold outbox has them all.")
+        text = f"Some are tried again, such as one on {refused[0].topic}: {refused[0].error}"
+        return HealthFinding("Refused events", "warn", text, "onefold outbox has them all.")
     return HealthFinding("Refused events", "good", "None.")
 
 
@@ -90,17 +94,17 @@ async def check_consumers(dialect: str) -> list[HealthFinding]:
     findings = []
     for name in sorted({each.consumer for each in processes} | paused.keys())[:CONSUMERS_MAX]:
         alive = sum(each.alive for each in processes if each.consumer == name)
-        what, said = f"Consumer {name}", f"{write_count(alive, 'process runs', 'processes run')}."
+        what, text = f"Consumer {name}", f"{write_count(alive, 'process runs', 'processes run')}."
         if name in paused:
             findings.append(
                 HealthFinding(
-                    what, "warn", f"{said} It is paused by {paused[name]}.", f"onefold consumers resume {name}"
+                    what, "warn", f"{text} It is paused by {paused[name]}.", f"onefold consumers resume {name}"
                 )
             )
         elif not alive:
             findings.append(HealthFinding(what, "bad", "No process runs.", "Start onefold consume."))
         else:
-            findings.append(HealthFinding(what, "good", said))
+            findings.append(HealthFinding(what, "good", text))
     return findings
 
 

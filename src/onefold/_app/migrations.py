@@ -1,4 +1,4 @@
-"""Every feature's tables, and a SQLite file that has them."""
+"""The migrations of all features together, and their application to a SQLite file."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _FEATURES = (
 
 
 def _collect_migrations(dialect: str) -> dict[int, tuple[str, ...]]:
-    """The migrations of all features. Two with one number would be one, and its tables would be missing."""
-    found: dict[int, tuple[str, ...]] = {}
+    """The migrations of all features. Of two with one number, one would be lost and its tables missing."""
+    migrations: dict[int, tuple[str, ...]] = {}
     for feature in _FEATURES:
-        if twice := found.keys() & feature.MIGRATIONS[dialect].keys():
+        if twice := migrations.keys() & feature.MIGRATIONS[dialect].keys():
             raise ProgrammerError(f"{feature.__name__} has migrations {sorted(twice)}, which another feature has too")
-        found |= feature.MIGRATIONS[dialect]
-    return found
+        migrations |= feature.MIGRATIONS[dialect]
+    return migrations
 
 
 #: Every feature's tables, per dialect. The numbers run through all of them.
@@ -57,8 +57,8 @@ def migrate_embedded(database: str | Path) -> None:
     finally:
         own.close()
     if applied:
-        done = "created" if min(applied) == min(MIGRATIONS[own.dialect]) else "upgraded"
+        change = "created" if min(applied) == min(MIGRATIONS[own.dialect]) else "upgraded"
         _log.info(
             "SQLite file %r: onefold's tables were %s (versions %s)",
-            str(file_of(database)), done, ", ".join(map(str, applied)),
+            str(file_of(database)), change, ", ".join(map(str, applied)),
         )  # fmt: skip

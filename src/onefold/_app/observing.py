@@ -1,5 +1,5 @@
-"""What an application tells of itself: `measuring`, what waits in its outbox, also where no relay runs that would; and
-the activity history, whose counts are made here and are written at an end, too."""
+"""The telemetry of an application beside its requests: `measuring` reports what waits in its outbox, also where no
+relay does; and the activity history, whose counts are written at shutdown, too."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class ActivityHistory:
     #: A ThreadActivity or a TaskActivity, or None.
     _activity: Any
 
-    def _begin_activity(self, wanted: object) -> None:
-        is_bool("activity", wanted)
+    def _begin_activity(self, is_enabled: object) -> None:
+        is_bool("activity", is_enabled)
         self._activity = None
-        if wanted:
+        if is_enabled:
             from onefold._observe.activity.writing import TaskActivity, ThreadActivity
 
             once: Any = self
             self._activity = (TaskActivity if once._asynchronous else ThreadActivity)(once._database)
 
     async def _write_activity(self) -> None:
-        """What was counted until now: the pool may be closed next, or the process end. A database that is away does not
-        keep it from ending."""
+        """Write the counts so far: the pool may be closed next, or the process end. A database that is away delays that
+        by CLOSE_S at most."""
         if self._activity is not None:
             from onefold._observe.activity.writing import CLOSE_S
 
@@ -55,14 +55,14 @@ class ActivityHistory:
 
     @property
     def listener(self) -> Listener | None:
-        """What hears of this application, for what is made beside it: `Retrying(listener=once.listener)`."""
+        """The listener of this application, for clients beside it: `Retrying(listener=once.listener)`."""
         once: Any = self
-        found: Listener | None = once._layer.listener
-        return found
+        listener: Listener | None = once._layer.listener
+        return listener
 
 
 def writes_activity(work: Callable[P, Awaitable[None]]) -> Callable[P, Coroutine[Any, Any, None]]:
-    """A method that runs workers: when they have ended, so that what they counted is not lost with the process."""
+    """Decorate a method that runs workers: when they have ended, write their counts, before the process ends."""
 
     @functools.wraps(work)
     async def to_its_end(*args: P.args, **named: P.kwargs) -> None:
@@ -79,7 +79,8 @@ class ThreadMeasuring:
     """Of Onefold."""
 
     def measuring(self, *, every_s: float = _EVERY_S) -> AbstractContextManager[None]:
-        """Tell the listener what waits in the outbox, every `every_s`, on a thread, for as long as the block lasts."""
+        """Report what waits in the outbox to the listener, every `every_s`, on a thread, for as long as the block
+        lasts."""
         from onefold._worker.embedded import on_a_thread
 
         once: Any = self
@@ -90,7 +91,8 @@ class TaskMeasuring:
     """Of AsyncOnefold."""
 
     def measuring(self, *, every_s: float = _EVERY_S) -> AbstractAsyncContextManager[None]:
-        """Tell the listener what waits in the outbox, every `every_s`, as a task, for as long as the block lasts."""
+        """Report what waits in the outbox to the listener, every `every_s`, as a task, for as long as the block
+        lasts."""
         from onefold._worker.embedded import as_task
 
         once: Any = self
@@ -102,7 +104,7 @@ def _work(once: BaseOnefold[Any], every_s: float) -> Work:
     listener = once._layer.listener
     if listener is None:
         raise ConfigurationError(
-            f"{_NAME} of {once!r} has no listener to tell: give it one, as in listener=prometheus_metrics()"
+            f"{_NAME} of {once!r} has no listener to report to: give it one, as in listener=prometheus_metrics()"
         )
 
     async def work(stop: asyncio.Event, begun: Callable[[], None]) -> None:

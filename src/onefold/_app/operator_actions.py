@@ -1,5 +1,5 @@
-"""What people do that concerns messages and works together, the same from the command line and from the console. Each
-leaves its lines in the audit."""
+"""Operator actions that concern messages and works together, shared by the command line and the console. Each writes to
+the audit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Resumed:
 
     work: WorkView
     redriven: int | None
-    """How many dead letters of its message are tried again by that; 0: it goes on when it is due. None: it is of no
+    """How many dead letters of its message are redriven; 0: it goes on when it is due. None: the work has no
     message."""
 
 
@@ -63,16 +63,16 @@ async def resume_work(
     if work.kind != "message":
         return Resumed(work=work, redriven=None)
     name = read_operation(work.operation)
-    kept = await kept_names(dialect, name.consumer, identity_of(name.message_id, name.source))
-    if not kept:
+    stored_ids = await kept_names(dialect, name.consumer, identity_of(name.message_id, name.source))
+    if not stored_ids:
         return Resumed(work=work, redriven=0)
-    chosen = Filter(consumer=name.consumer, ids=kept)
+    chosen = Filter(consumer=name.consumer, ids=stored_ids)
     job = await redrive(dialect, chosen, actor=actor, why=why, dead_letter_s=_ANY_AGE_S)
     return Resumed(work=work, redriven=job.failed_messages)
 
 
 def read_result(text: str, *, what: str) -> Any:
-    """What a person says that a call has returned. `what`: where it was written."""
+    """Parse the result of a call that an operator enters. `what`: the option or field, for the error."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
@@ -80,12 +80,12 @@ def read_result(text: str, *, what: str) -> Any:
 
 
 def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing: Sealing | None, *, what: str) -> bytes:
-    """What the call returned whose outcome a person says, as it is stored. `sealing`: how the application of the work
-    seals what it records; None: that is not known, and has to follow from what is there."""
+    """Encode the operator's result for the call whose outcome is unknown, as it is stored. `sealing`: how the work's
+    application seals results; None: unknown, so that it has to follow from the recorded results."""
     plain, call = encode_result(value, what=what), find_call_to_decide(steps)
     if call is None:
         return plain  # refused by `resume`, with what to do
-    # Not what was told of the call itself: that is corrected now, perhaps because it was sealed in a wrong way.
+    # Not an earlier result of this call: it is corrected now, perhaps because it was sealed in a wrong way.
     results = [step.result for step in steps if step.result and step.position != call.position]
     if (sealing is None or sealing.sealer is None) and (work.is_sealed or any(map(is_sealed, results))):
         raise ConfigurationError(
@@ -94,20 +94,20 @@ def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing:
     if sealing is None:
         if work.kind != "request" and not results:
             raise ConfigurationError(
-                f"nothing recorded of work {work.id} tells whether its results are sealed: name its application, --app "
-                "shop.app:once, or say --unsealed where that has no Keyring"
+                f"work {work.id} has no recorded result that tells whether to seal: name its application, --app "
+                "shop.app:once, or give --unsealed if that has no Keyring"
             )
         sealing = Sealing()
     return sealing.seal(plain, step_context(bytes.fromhex(work.id), call.position, call.name))
 
 
 def read_unsealed(stored: bytes) -> Any:
-    """What was recorded without a seal. Raises ValueError, WorkUnreadable."""
+    """Decode a result that was recorded without a seal. Raises ValueError, WorkUnreadable."""
     return json.loads(Sealing().unseal(stored, b"", what="the result"))
 
 
 def show_result(step: StepView) -> str:
-    """What a step returned, as far as it can be read without the keys of its application."""
+    """The result of a step, as far as it can be read without the keys of its application."""
     if step.result is None:
         return "-"
     if is_sealed(step.result):

@@ -1,4 +1,4 @@
-"""Events that an application publishes again and again: how they are declared, and handed to its relays."""
+"""Recurring events: their declaration by an application, and the timetable of its relays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How routes are declared: by a mark on the handler, or by a policy for routes that are written down."""
+"""Declares routes: by a decorator on the handler, or by a policy for routes that are listed."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ class RouteMarks:
         return decorate
 
     def policy(self, **settings: Unpack[Settings]) -> Policy:
-        """The policy the same settings give, for routes that are written down instead of decorated."""
+        """The policy that the same settings give, for routes that are listed instead of decorated."""
         return self._layer.policy(settings)

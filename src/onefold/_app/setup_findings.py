@@ -1,5 +1,5 @@
-"""What a database is set up like, as far as onefold depends on it: each finding with what to change and why. Beside
-the findings about what happens in it (`health_findings`)."""
+"""Findings about the set-up of a database, as far as onefold depends on it: each with what to change and why. Findings
+about what happens in it are in `health_findings`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _BACKEND: Final = "SELECT pg_catalog.pg_backend_pid()"
 
 
 async def check_setup(dialect: str, *, now_s: float) -> list[HealthFinding]:
-    """All findings. `now_s` is the wall clock of the machine that asks."""
+    """All findings. `now_s` is the wall clock of the machine that runs the check."""
     findings = [await check_indexes(dialect), await check_reaping(dialect)]
     if dialect == "postgres":
         findings += [
@@ -83,18 +83,18 @@ async def check_setup(dialect: str, *, now_s: float) -> list[HealthFinding]:
 
 
 def expected_indexes(dialect: str) -> set[str]:
-    """What the migrations have made, in their order, and not dropped again."""
-    found: set[str] = set()
+    """The indexes that the migrations create, in their order, and do not drop again."""
+    indexes: set[str] = set()
     for version in sorted(MIGRATIONS[dialect]):
         for text in MIGRATIONS[dialect][version]:
             for verb, name in _INDEX.findall(text):
-                found = found | {name} if verb == "CREATE" else found - {name}
-    return found
+                indexes = indexes | {name} if verb == "CREATE" else indexes - {name}
+    return indexes
 
 
 async def check_indexes(dialect: str) -> HealthFinding:
-    there = {name: bool(valid) for name, valid in await _fetch(_INDEXES[dialect])}
-    lacking = sorted(expected_indexes(dialect) - there.keys())
+    indexes = {name: bool(valid) for name, valid in await _fetch(_INDEXES[dialect])}
+    lacking = sorted(expected_indexes(dialect) - indexes.keys())
     if lacking:
         return HealthFinding(
             "Indexes",
@@ -102,7 +102,7 @@ async def check_indexes(dialect: str) -> HealthFinding:
             f"Missing: {', '.join(lacking)}. Claims and deletions read whole tables.",
             "Make them again: onefold migrate --print has their statements.",
         )
-    if broken := sorted(name for name, valid in there.items() if not valid):
+    if broken := sorted(name for name, valid in indexes.items() if not valid):
         return HealthFinding(
             "Indexes",
             "bad",
@@ -127,28 +127,31 @@ async def check_durability() -> HealthFinding:
     [(_, fsync, commit)] = await _fetch(_SETTINGS)
     if fsync != "on":
         return HealthFinding(
-            "Durability", "bad", "fsync is off: a power cut takes back what clients were told.", "Set fsync = on."
+            "Durability",
+            "bad",
+            "fsync is off: a power cut loses commits that were answered.",
+            "Set fsync = on.",
         )
     if commit == "off":
-        said = "synchronous_commit is off: a crash takes back the last commits, of which clients were told."
-        return HealthFinding("Durability", "bad", said, "Set synchronous_commit = on for the application's role.")
+        text = "synchronous_commit is off: a crash loses the last commits, although they were answered."
+        return HealthFinding("Durability", "bad", text, "Set synchronous_commit = on for the application's role.")
     return HealthFinding("Durability", "good", f"fsync is on, synchronous_commit is {commit}.")
 
 
 async def check_autovacuum() -> HealthFinding:
     [(autovacuum, _, _)] = await _fetch(_SETTINGS)
     if autovacuum != "on":
-        said = "It is off: deleted records and published events stay on disk, and every claim reads past them."
-        return HealthFinding("Autovacuum", "bad", said, "Set autovacuum = on.")
+        text = "It is off: deleted records and published events stay on disk, and every claim reads past them."
+        return HealthFinding("Autovacuum", "bad", text, "Set autovacuum = on.")
     if tables := [name for (name,) in await _fetch(_TABLES_WITHOUT_VACUUM)]:
-        said = f"It is off for {', '.join(tables)}, whose deleted rows stay on disk."
-        return HealthFinding("Autovacuum", "bad", said, f"ALTER TABLE {tables[0]} RESET (autovacuum_enabled);")
+        text = f"It is off for {', '.join(tables)}, whose deleted rows stay on disk."
+        return HealthFinding("Autovacuum", "bad", text, f"ALTER TABLE {tables[0]} RESET (autovacuum_enabled);")
     if dead := await _fetch(_DEAD_ROWS):
-        said = "; ".join(f"{name} has {count} dead rows, more than live ones" for name, count in dead)
+        text = "; ".join(f"{name} has {count} dead rows, more than live ones" for name, count in dead)
         return HealthFinding(
             "Autovacuum",
             "warn",
-            f"It does not keep up: {said}.",
+            f"It does not keep up: {text}.",
             "End transactions that stay open (pg_stat_activity.xact_start), then lower "
             f"autovacuum_vacuum_scale_factor for {dead[0][0]}.",
         )
@@ -156,8 +159,8 @@ async def check_autovacuum() -> HealthFinding:
 
 
 async def check_clock(now_s: float) -> HealthFinding:
-    [(theirs,)] = await _fetch(_CLOCK)
-    skew_s = now_s - float(theirs)
+    [(database_s,)] = await _fetch(_CLOCK)
+    skew_s = now_s - float(database_s)
     if abs(skew_s) > CLOCK_SKEW_S_MAX:
         return HealthFinding(
             "Clock",
@@ -170,53 +173,53 @@ async def check_clock(now_s: float) -> HealthFinding:
 
 
 async def check_connections() -> HealthFinding:
-    [(used, most)] = await _fetch(_CONNECTIONS)
-    if used > most * CONNECTIONS_SHARE_MAX:
+    [(used, connections_max)] = await _fetch(_CONNECTIONS)
+    if used > connections_max * CONNECTIONS_SHARE_MAX:
         return HealthFinding(
             "Connections",
             "warn",
-            f"{used} of {most} are taken: the next process gets none, and its requests 503.",
+            f"{used} of {connections_max} are taken: the next process gets none, and its requests 503.",
             "Lower the sizes of the pools (processes x pool size < max_connections), or put PgBouncer between.",
         )
-    return HealthFinding("Connections", "good", f"{used} of {most} are taken.")
+    return HealthFinding("Connections", "good", f"{used} of {connections_max} are taken.")
 
 
 async def check_pool(size: int) -> HealthFinding:
     """Of the application's own process, which opens at most so many."""
-    [(_, most)] = await _fetch(_CONNECTIONS)
-    fit = int(most * CONNECTIONS_SHARE_MAX) // size
+    [(_, connections_max)] = await _fetch(_CONNECTIONS)
+    fit = int(connections_max * CONNECTIONS_SHARE_MAX) // size
     fitting = "1 such process fits" if fit == 1 else f"{fit} such processes fit"
-    said = f"A process opens up to {size} connections; the server takes {most}"
+    text = f"A process opens up to {size} connections; the server takes {connections_max}"
     if fit < PROCESSES_MIN:
         return HealthFinding(
             "Pool",
             "warn",
-            f"{said}: {fitting}, and a rolling deploy has twice as many.",
+            f"{text}: {fitting}, and a rolling deploy has twice as many.",
             "Lower the size of the pool, raise max_connections, or put PgBouncer between.",
         )
-    return HealthFinding("Pool", "good", f"{said}: {fitting}.")
+    return HealthFinding("Pool", "good", f"{text}: {fitting}.")
 
 
 async def check_pooler() -> HealthFinding:
-    async def look() -> set[Any]:
+    async def read_backends() -> set[Any]:
         return {(await Fetch(Statement(_BACKEND)))[0][0] for _ in range(_POOLER_LOOKS)}
 
-    if len(await with_connection(look)) > 1:
+    if len(await with_connection(read_backends)) > 1:
         return HealthFinding(
             "Pooler",
             "warn",
             "One connection reaches several sessions of the server (PgBouncer with pool_mode = transaction): NOTIFY is "
-            "not heard through it, so that relays and consumers look ten times a second.",
+            "not received through it, so that relays and consumers poll ten times a second.",
             "Give relays and consumers the server's own address. Pools of the application: statement_cache_size=0 "
             "(asyncpg), prepare_threshold=None (psycopg).",
         )
-    said = "None is seen: one connection reached one session. A PgBouncer without other clients looks the same."
-    return HealthFinding("Pooler", "good", said)
+    text = "None is seen: one connection reached one session. A PgBouncer without other clients looks the same."
+    return HealthFinding("Pooler", "good", text)
 
 
-def check_retention(kept_s: Iterable[tuple[str, float]]) -> HealthFinding:
+def check_retention(retentions: Iterable[tuple[str, float]]) -> HealthFinding:
     """Of each operation, how long its answers are kept."""
-    short = [f"{operation} ({seconds:g} s)" for operation, seconds in sorted(kept_s) if seconds < RETENTION_S_MIN]
+    short = [f"{operation} ({seconds:g} s)" for operation, seconds in sorted(retentions) if seconds < RETENTION_S_MIN]
     if short:
         return HealthFinding(
             "Retention",

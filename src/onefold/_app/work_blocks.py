@@ -1,4 +1,4 @@
-"""Works without a request: what a block of `once.work(...)`, and a consumer's handler in steps, is made of."""
+"""Works without a request: the parts of `once.work(...)` blocks and of consumers' handlers in steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onefold._steps.step_trace import WorkBlock
     from onefold._worker.message_steps import MessageSteps
 
-#: How long the end of a work is remembered, if nothing else is said.
+#: How long the end of a work is remembered, by default.
 WORK_RETENTION_S = 7 * 86_400.0
 
 
@@ -41,7 +41,7 @@ class WorkBlocks:
     _layer: Layer
     _outbox: Outbox
     _isolation: Isolation | None
-    #: What renews the leases of works; None until there is one.
+    #: Renews the leases of works; None until there is one.
     _beats: TaskHeartbeat | ThreadHeartbeat | None = None
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
@@ -59,10 +59,10 @@ class WorkBlocks:
 
         check_handles(consumer.handler, f"consumer {consumer.name!r}", self._layer.name, self._database)
         if consumer.signature.works_in_steps and consumer.is_async is not self._asynchronous:
-            is_now, wanted = ("an async def", "a plain def") if consumer.is_async else ("a plain def", "an async def")
+            is_now, needed = ("an async def", "a plain def") if consumer.is_async else ("a plain def", "an async def")
             raise ConfigurationError(
                 f"the handler of consumer {consumer.name!r} works in recorded steps and is {is_now}: those of "
-                f"{type(self).__name__} need {wanted}"
+                f"{type(self).__name__} need {needed}"
             )
 
     def _message_steps(self) -> MessageSteps | None:
@@ -126,7 +126,8 @@ class WorkBlocks:
     def _trace_handling(
         self, consumer: str, message_id: str, delivery: Delivery | None
     ) -> AbstractContextManager[Callable[[bool], bool]]:
-        """The block of `once.handling(...)` as a span, where traces are made. It is told whether the message is new."""
+        """The block of `once.handling(...)` as a span, where there is a tracer. Its function takes whether the message
+        is new."""
         if self._outbox.tracer is None:
             return nullcontext(bool)
         from onefold._inbox.processing_trace import trace_handling
@@ -134,7 +135,7 @@ class WorkBlocks:
         return trace_handling(self._outbox.tracer, consumer, message_id, delivery)
 
     def _trace_work(self, name: str) -> AbstractContextManager[WorkBlock]:
-        """The block of a work as a span, where traces are made."""
+        """The block of a work as a span, where there is a tracer."""
         from onefold._steps.step_trace import WorkBlock, trace_work
 
         return nullcontext(WorkBlock()) if self._outbox.tracer is None else trace_work(self._outbox.tracer, name)

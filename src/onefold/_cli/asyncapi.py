@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import TARGET_HELP
-from onefold._cli.output import answer
+from onefold._cli.output import print_json
 from onefold._cli.targets import close_onefold, load_target, open_target
 
 
@@ -25,6 +25,6 @@ def command(
 async def _main(target: str, value: object, title: str, version: str) -> None:
     once = await open_target(target, value)
     try:
-        answer(once.asyncapi(title=title or None, version=version))
+        print_json(once.asyncapi(title=title or None, version=version))
     finally:
         await close_onefold(once)

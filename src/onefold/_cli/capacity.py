@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import JSON
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import print_json, print_table
 from onefold._cli.sizing import NAIVE_ROW_BYTES, CapacityNeed, ExpectedLoad, TableSpace, read_constants, size
 from onefold._cli.times import seconds_of
 
@@ -49,7 +49,7 @@ def command(
     )
     need = size(load)
     if as_json:
-        answer({"load": asdict(load), "need": asdict(need), "constants": read_constants()})
+        print_json({"load": asdict(load), "need": asdict(need), "constants": read_constants()})
         return
     rows = [
         _line("records", need.records, f"one per first request, kept for {ttl}"),

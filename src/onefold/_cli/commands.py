@@ -1,6 +1,6 @@
-"""The commands, put together: of those that are there, the one that is meant.
+"""Assembles the typer application with only the command that the arguments name.
 
-Reading a command's options takes typer about as long as many commands run, and each imports a part of onefold that the
+Reading a command's options takes typer about as long as many commands run, and each imports parts of onefold that the
 others do not need.
 """
 
@@ -19,11 +19,11 @@ from onefold._cli.manual import GROUPS, describe, epilog_of, panel_of, root_epil
 NAMES: Final = tuple(name for names in GROUPS.values() for name in names)
 
 
-def assemble(words: Sequence[str]) -> typer.Typer:
-    """With the command that the first word names; with all of them where it names none: help, or a mistake."""
+def assemble(arguments: Sequence[str]) -> typer.Typer:
+    """With the command that the first argument names; with all of them where it names none: help, or a mistake."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True, epilog=root_epilog())(_root)
-    for name in words[:1] if words and words[0] in NAMES else NAMES:
+    for name in arguments[:1] if arguments and arguments[0] in NAMES else NAMES:
         module = import_module(f"onefold._cli.{name}")
         panel, epilog = panel_of(name), epilog_of(name)
         if hasattr(module, "app"):

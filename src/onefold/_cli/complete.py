@@ -11,7 +11,7 @@ import typer
 from onefold._app.completer_methods import CompleterSettings
 from onefold._app.completion import check_every, completion_of
 from onefold._cli.options import TARGET_HELP
-from onefold._cli.output import LOG_FORMAT, LogFormat, answer, log_to_stderr, say
+from onefold._cli.output import LOG_FORMAT, LogFormat, echo_stderr, log_to_stderr, print_json
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._http.lifespan_block import run_lifespan
@@ -65,7 +65,7 @@ def command(
     if ended is None:
         return
     if as_json:
-        answer({"completed": ended.completed, "failed": ended.failed, "parked": ended.parked})
+        print_json({"completed": ended.completed, "failed": ended.failed, "parked": ended.parked})
     else:
         typer.echo(f"completed: {ended.completed}, failed: {ended.failed}, parked: {ended.parked}")
 
@@ -92,6 +92,6 @@ async def _complete(
                     await applications.enter_async_context(run_lifespan(installed.app, installed.state))
             if one_round:
                 return await completion.on_loop(database, _ROUND, stop.is_set)
-            say(f"completing what was left of {target}")
+            echo_stderr(f"completing abandoned requests of {target}")
             await completion.until(stop, database, every_s)
             return None

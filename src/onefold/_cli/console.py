@@ -18,9 +18,9 @@ import typer
 from onefold._app import AsyncOnefold
 from onefold._app.migrations import MIGRATIONS
 from onefold._cli.options import DATABASE, require_database
-from onefold._cli.output import LOG_FORMAT, LogFormat, log_to_stderr, say
+from onefold._cli.output import LOG_FORMAT, LogFormat, echo_stderr, log_to_stderr
 from onefold._cli.saga import open_engine
-from onefold._cli.session import ask
+from onefold._cli.session import run_on_database
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.extras import missing_extra
@@ -63,8 +63,8 @@ def command(
     """Serve the console until SIGTERM or SIGINT: what happened to a key, what is stuck, what was absorbed. Without a
     token it makes one for this run, and listens on this machine only."""
     view_token, act_token = _read_token(view_token_file, _VIEW), _read_token(token_file, _ACT)
-    made = view_token is None and act_token is None
-    if made:
+    is_token_made = view_token is None and act_token is None
+    if is_token_made:
         act_token = _make_token(host)
     log_to_stderr(log_format)
     if not (target or database):
@@ -91,8 +91,8 @@ def command(
                     sagas=engines,
                     knows_application=bool(target),
                 )
-                shown = repr(once) if target else once._shown
-                await _serve(app, shown, host, port, root_path, made_token=act_token if made else None)
+                title = repr(once) if target else once._description
+                await _serve(app, title, host, port, root_path, made_token=act_token if is_token_made else None)
         finally:
             await close_onefold(once)
 
@@ -100,9 +100,9 @@ def command(
 
 
 def _require_tables(database: str) -> str:
-    """A SQLite file that is opened by its path is migrated: not by those who only look, into whatever file they name,
-    or under an application that still runs an older onefold."""
-    if dialect_of(database) == "sqlite" and (lacking := ask(database, lambda it: missing(it, MIGRATIONS[it]))):
+    """Opening a SQLite file by its path migrates it. A console must not: the path may be a wrong one, or the
+    application may still run an older onefold."""
+    if dialect_of(database) == "sqlite" and (lacking := run_on_database(database, _list_missing)):
         raise ConfigurationError(
             f"{database!r} lacks onefold's migrations {', '.join(map(str, lacking))}: run `onefold migrate`, if it is "
             "the database of the application"
@@ -110,7 +110,11 @@ def _require_tables(database: str) -> str:
     return database
 
 
-async def _serve(app: Console, shown: str, host: str, port: int, root_path: str, *, made_token: str | None) -> None:
+async def _list_missing(dialect: str) -> list[int]:
+    return await missing(dialect, MIGRATIONS[dialect])
+
+
+async def _serve(app: Console, title: str, host: str, port: int, root_path: str, *, made_token: str | None) -> None:
     from uvicorn import Config, Server
 
     config = Config(
@@ -122,17 +126,19 @@ async def _serve(app: Console, shown: str, host: str, port: int, root_path: str,
         timeout_graceful_shutdown=_STOP_S,
     )
     with _listen(host, port) as listening, stop_on_signals():
-        at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{root_path}"
-        say(f"console of {shown} at {at}/")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{root_path}"
+        echo_stderr(f"console of {title} at {address}/")
         if made_token is not None:
-            say(f"sign in at {at}/login?{urlencode({'token': made_token})}")
+            echo_stderr(f"sign in at {address}/login?{urlencode({'token': made_token})}")
         if not _is_loopback(host):
-            say("this is plain HTTP: put a proxy with TLS in front, or tokens and sessions can be read on the way")
+            echo_stderr(
+                "this is plain HTTP: put a proxy with TLS in front, or tokens and sessions can be read on the way"
+            )
         await Server(config).serve([listening])
 
 
 def _make_token(host: str) -> str:
-    """For one run, where only this machine can come."""
+    """A token for one run, only for a console that no other machine reaches."""
     if not _is_loopback(host):
         raise typer.BadParameter(
             f"--host {host} is open to the network, and there is no token: give --token-file FILE, or set {_ACT} "
@@ -154,7 +160,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(100)  # before the address is said: who comes at once waits, and is not refused
+        listening.listen(100)  # before the address is printed: an early connection waits, and is not refused
     except OSError as error:
         listening.close()
         raise ConfigurationError(

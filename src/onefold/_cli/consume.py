@@ -13,11 +13,11 @@ from onefold._cli.options import AS_JSON_LINES, TARGET_HELP
 from onefold._cli.output import (
     LOG_FORMAT,
     LogFormat,
-    answer,
+    echo_stderr,
     log_to_stderr,
+    print_event,
+    print_json,
     print_table,
-    say,
-    tell_as_json,
 )
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
@@ -64,19 +64,19 @@ async def _main(
             _print(consumers, as_json=as_json)
             return
         await refuse_missing_tables(once, count_failed)
-        what = f"consuming from {broker_name(once.broker)}: {', '.join(consumer.name for consumer in consumers)}"
-        await _consume(once, only, what, health, tell_as_json if as_json else None)
+        banner = f"consuming from {broker_name(once.broker)}: {', '.join(consumer.name for consumer in consumers)}"
+        await _consume(once, only, banner, health, print_event if as_json else None)
     finally:
         await close_onefold(once)
 
 
 async def _consume(
-    once: AnyOnefold, only: Sequence[str], what: str, health: HealthPage, listener: Listener | None
+    once: AnyOnefold, only: Sequence[str], banner: str, health: HealthPage, listener: Listener | None
 ) -> None:
     running: list[ConsumerRunner] = []
 
-    def begun(consuming: ConsumerRunner) -> None:
-        say(what)
+    def on_begun(consuming: ConsumerRunner) -> None:
+        echo_stderr(banner)
         running.append(consuming)
 
     def alive() -> Mapping[str, float]:
@@ -85,14 +85,14 @@ async def _consume(
     with stop_on_signals() as stop:
         async with healthz(health, alive):
             try:
-                await once.consume(stop, only=only, begun=begun, listener=join(listener, health.metrics))
+                await once.consume(stop, only=only, begun=on_begun, listener=join(listener, health.metrics))
             except ExceptionGroup as group:
                 raise _cause(group) from None
 
 
 def _print(consumers: Sequence[Consumer], *, as_json: bool) -> None:
     if as_json:
-        answer([{"consumer": each.name, "topics": each.topics, "order": each.order} for each in consumers])
+        print_json([{"consumer": each.name, "topics": each.topics, "order": each.order} for each in consumers])
         return
     rows = [
         (each.name, ", ".join(each.topics), each.order, f"{each.handler.__module__}.{_name(each)}")
@@ -106,7 +106,7 @@ def _name(consumer: Consumer) -> str:
 
 
 def _cause(group: ExceptionGroup[Exception]) -> Exception:
-    """What one consumer ended for, where that is ours to say; they run in a group."""
+    """The error that ended one consumer of the group, if it is onefold's own; else the group."""
     error: Exception = group
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

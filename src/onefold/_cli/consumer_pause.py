@@ -10,7 +10,7 @@ import typer
 
 from onefold._cli.options import ACTOR, DATABASE, JSON, NAME, actor_name
 from onefold._cli.output import print_done
-from onefold._cli.session import ask, session
+from onefold._cli.session import run_on_database, session
 from onefold._inbox.consumer import check_name
 from onefold._inbox.pausing import pause, pauses, resume
 from onefold._inbox.registry import list_consumers
@@ -32,11 +32,11 @@ def pause_command(
     with session(database) as db:
         if not yes:
             known = [
-                *db.ask(list_consumers(db.dialect)),
-                *(each.consumer for each in db.ask(pauses(db.dialect))),
+                *db.run(list_consumers(db.dialect)),
+                *(each.consumer for each in db.run(pauses(db.dialect))),
             ]
             _refuse_unseen(name, known)
-        is_paused = db.ask(pause(db.dialect, name, actor_name(actor)))
+        is_paused = db.run(pause(db.dialect, name, actor_name(actor)))
     if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
     hint = f"; its processes stop receiving within seconds, until: onefold consumers resume {name}"
@@ -44,12 +44,12 @@ def pause_command(
 
 
 def _refuse_unseen(name: str, known: Collection[str]) -> None:
-    """A pause under a name that is mistyped would look like one, while the consumer goes on."""
+    """Refuse an unknown name: a pause under a mistyped name would seem to work while the consumer goes on."""
     if name not in known:
         close = get_close_matches(name, known, 1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
+        suggestion = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigurationError(
-            f"no consumer {name!r} has been seen in this database; {meant}--yes pauses it before its first start"
+            f"no consumer {name!r} has been seen in this database; {suggestion}--yes pauses it before its first start"
         )
 
 
@@ -60,6 +60,6 @@ def resume_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Resume a paused consumer."""
-    if not ask(database, lambda dialect: resume(dialect, name, actor_name(actor))):
+    if not run_on_database(database, lambda dialect: resume(dialect, name, actor_name(actor))):
         raise ConfigurationError(f"consumer {name!r} is not paused")
     print_done("resumed", name, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`onefold consumers`: those that a database and its broker know of; pausing one, and the end of one."""
+"""`onefold consumers`: list the consumers of a database and its broker; pause, resume or remove one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from onefold._app.base_app import with_broker
 from onefold._cli.consumer_pause import pause_command, resume_command
 from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, TARGET_HELP, YES, actor_name, confirm
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import print_json, print_table
 from onefold._cli.targets import close_onefold, from_target_or_addresses
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.readable import age
@@ -38,11 +38,11 @@ def list_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List consumers: their topics, what waits for them, how many processes run them and when one was last seen."""
-    found = _managed(context, target or target_option, database, broker, survey)
+    consumers = _managed(context, target or target_option, database, broker, survey)
     if as_json:
-        answer([asdict(each) for each in found])
-    elif found:
-        print_table("", ("consumer", "topics", "waiting", "running", "last seen", "paused"), map(_row, found))
+        print_json([asdict(each) for each in consumers])
+    elif consumers:
+        print_table("", ("consumer", "topics", "waiting", "running", "last seen", "paused"), map(_row, consumers))
     else:
         typer.echo("there are no consumers")
 
@@ -67,7 +67,7 @@ def remove_command(
 
     removed = _managed(context, target, database, broker, work)
     if as_json:
-        answer(asdict(removed))
+        print_json(asdict(removed))
         return
     waiting = "nothing kept at the broker" if removed.waiting is None else f"{removed.waiting} waiting messages"
     typer.echo(

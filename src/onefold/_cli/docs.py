@@ -1,4 +1,4 @@
-"""`onefold docs`: the pages of this very version, which come with it; alerts and errors name them by this command."""
+"""`onefold docs`: prints the pages of the installed version; alerts and errors name them by this command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 import onefold
 from onefold._cli.options import JSON
-from onefold._cli.output import answer
+from onefold._cli.output import print_json
 
 
 def command(
@@ -25,10 +25,10 @@ def command(
     pages = find_pages()
     if page is None:
         titles = {
-            each: kept.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for each, kept in pages.items()
+            each: file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for each, file in pages.items()
         }
         if as_json:
-            answer(titles)
+            print_json(titles)
             return
         for each, title in titles.items():
             typer.echo(f"{each:<24} {title}")
@@ -38,13 +38,13 @@ def command(
         from difflib import get_close_matches
 
         close = get_close_matches(name, pages, 1)
-        meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(pages)}"
-        raise typer.BadParameter(f"there is no page {page!r}; {meant}")
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(pages)}"
+        raise typer.BadParameter(f"there is no page {page!r}; {hint}")
     text = leave_out_comments(pages[name].read_text(encoding="utf-8"))
     if section is not None:
         text = find_section(text, section)
     if as_json:
-        answer({"page": name, "section": section, "text": text})
+        print_json({"page": name, "section": section, "text": text})
     else:
         typer.echo(text, nl=False)
 
@@ -71,9 +71,9 @@ def leave_out_comments(text: str) -> str:
     return re.sub(r"(?<=\n\n)<!-- .* -->\n\n|^<!-- .* -->\n", "", text, flags=re.MULTILINE)
 
 
-def find_section(text: str, wanted: str) -> str:
+def find_section(text: str, heading_text: str) -> str:
     """From its heading to the next one of its level, or above."""
-    found: list[str] = []
+    section: list[str] = []
     titles: list[str] = []
     level, fenced = 0, False
     for line in text.splitlines(keepends=True):
@@ -81,12 +81,12 @@ def find_section(text: str, wanted: str) -> str:
         heading = None if fenced else re.fullmatch(r"(#+) (.*)\n", line)
         if heading is not None:
             titles.append(heading[2])
-            if found and len(heading[1]) <= level:
+            if section and len(heading[1]) <= level:
                 break
-            if not found and heading[2].casefold() == wanted.casefold():
+            if not section and heading[2].casefold() == heading_text.casefold():
                 level = len(heading[1])
         if level:
-            found.append(line)
-    if not found:
-        raise typer.BadParameter(f"the page has no section {wanted!r}; it has {', '.join(map(repr, titles[1:]))}")
-    return "".join(found).rstrip() + "\n"
+            section.append(line)
+    if not section:
+        raise typer.BadParameter(f"the page has no section {heading_text!r}; it has {', '.join(map(repr, titles[1:]))}")
+    return "".join(section).rstrip() + "\n"

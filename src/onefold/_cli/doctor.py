@@ -1,4 +1,4 @@
-"""`onefold doctor`: what is well in a database and in its set-up, what is not, and what to change."""
+"""`onefold doctor`: checks a database and its set-up, and says what to change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from onefold._app.diagnosis import diagnose, diagnose_application
 from onefold._app.health_findings import HealthFinding
 from onefold._cli.options import DATABASE, JSON, TARGET_HELP
-from onefold._cli.output import answer, print_table
-from onefold._cli.session import ask
+from onefold._cli.output import print_json, print_table
+from onefold._cli.session import run_on_database
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.redaction import redact
 
@@ -30,10 +30,10 @@ def command(
     1 where something needs a look."""
     if not target and not database:
         raise typer.BadParameter("give a target, as shop:once, or --database (or set ONEFOLD_DATABASE)")
-    findings = _check_target(target) if target else ask(database, diagnose)
+    findings = _check_target(target) if target else run_on_database(database, diagnose)
     unwell = [each for each in findings if each.level != "good"]
     if as_json:
-        answer({"well": not unwell, "findings": [asdict(each) for each in findings]})
+        print_json({"well": not unwell, "findings": [asdict(each) for each in findings]})
     else:
         rows = [(each.what, _STATES[each.level], each.said, each.way_out or None) for each in findings]
         print_table(f"health of {target or redact(database)}", ("what", "state", "finding", "way out"), rows)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import DATABASE, JSON, NAME, YES, actor_name, confirm
-from onefold._cli.output import answer, print_done, print_table
-from onefold._cli.session import ask
+from onefold._cli.output import print_done, print_json, print_table
+from onefold._cli.session import run_on_database
 from onefold._kernel.effects import Flow
 from onefold._kernel.readable import moment
 from onefold._kernel.redaction import redact
@@ -22,11 +22,11 @@ app = typer.Typer(no_args_is_help=True, help="Endpoints of webhooks: list, add, 
 @app.command("list")
 def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False) -> None:
     """List the endpoints and how deliveries to them end. Paths may be secret, and are not shown."""
-    found = [_describe(each) for each in ask(database, endpoints)]
+    rows = [_describe(each) for each in run_on_database(database, endpoints)]
     if as_json:
-        answer(found)
-    elif found:
-        print_table("", tuple(found[0]), [tuple(each.values()) for each in found])
+        print_json(rows)
+    elif rows:
+        print_table("", tuple(rows[0]), [tuple(each.values()) for each in rows])
     else:
         typer.echo("there are no endpoints")
 
@@ -48,7 +48,7 @@ def add_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Add an endpoint, or change one. Relays have it within a second."""
-    ask(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
+    run_on_database(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
     print_done("added", name, as_json=as_json)
 
 
@@ -81,10 +81,10 @@ def remove_command(
     _act(database, name, lambda dialect: remove(dialect, name), "removed", as_json=as_json)
 
 
-def _act(database: str, name: str, question: Callable[[str], Flow[int]], done: str, *, as_json: bool) -> None:
-    if ask(database, question) == 0:
-        raise ConfigurationError(f"there is no endpoint {name!r} that could be {done}; see `onefold endpoints list`")
-    print_done(done, name, as_json=as_json)
+def _act(database: str, name: str, make_flow: Callable[[str], Flow[int]], verb: str, *, as_json: bool) -> None:
+    if run_on_database(database, make_flow) == 0:
+        raise ConfigurationError(f"there is no endpoint {name!r} that could be {verb}; see `onefold endpoints list`")
+    print_done(verb, name, as_json=as_json)
 
 
 def _describe(each: EndpointSeen) -> dict[str, object]:

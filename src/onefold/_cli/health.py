@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import typer
 
-from onefold._cli.output import say
+from onefold._cli.output import echo_stderr
 from onefold._kernel.telemetry import Listener
 from onefold.errors import ConfigurationError
 
-#: Asked by this machine only, unless told otherwise: probes of an orchestrator come from elsewhere.
+#: Reachable from this machine only, by default: probes of an orchestrator come from elsewhere.
 HOST = typer.Option(
     "--health-host", help="The address /healthz and /metrics are served on; 0.0.0.0 for probes from elsewhere."
 )
@@ -36,7 +36,7 @@ class HealthPage:
     port: int | None
     stale_s: float
     metrics: Listener | None = field(init=False, default=None)
-    """What moves the metrics that are served; None where prometheus_client is not installed."""
+    """Updates the metrics that are served; None where prometheus_client is not installed."""
 
     def __post_init__(self) -> None:
         with suppress(ModuleNotFoundError):
@@ -48,7 +48,7 @@ class HealthPage:
 
 @asynccontextmanager
 async def healthz(health: HealthPage, alive: Callable[[], Mapping[str, float]]) -> AsyncIterator[None]:
-    """Serve while the block lasts, and say where. Unwell: a worker did not turn in time."""
+    """Serve while the block lasts, and print the address. 503: a worker made no progress in time."""
     if health.port is None:
         yield
         return
@@ -74,7 +74,9 @@ async def healthz(health: HealthPage, alive: Callable[[], Mapping[str, float]]) 
     async with server:
         host = f"[{health.host}]" if ":" in health.host else health.host
         address = f"http://{host}:{server.sockets[0].getsockname()[1]}"
-        say(f"health at {address}/healthz" + ("" if health.metrics is None else f", metrics at {address}/metrics"))
+        echo_stderr(
+            f"health at {address}/healthz" + ("" if health.metrics is None else f", metrics at {address}/metrics")
+        )
         yield
 
 

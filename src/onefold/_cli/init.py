@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import JSON
-from onefold._cli.output import answer
+from onefold._cli.output import print_json
 from onefold._cli.starter import Starter, StarterBroker, StarterDatabase, StarterFramework
 from onefold.errors import ConfigurationError
 
@@ -31,11 +31,11 @@ def command(
     starter = Starter(framework=framework, database=database, broker=broker)
     texts = starter.write()
     if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"{str(folder)!r} is a file, and a folder is wanted: onefold init orders")
-    there = [name for name in texts if (folder / name).exists()]
-    if there:
+        raise ConfigurationError(f"{str(folder)!r} is a file; give a folder: onefold init orders")
+    taken = [name for name in texts if (folder / name).exists()]
+    if taken:
         raise ConfigurationError(
-            f"{', '.join(there)} in {str(folder)!r} would be overwritten, so nothing was written; name another folder: "
+            f"{', '.join(taken)} in {str(folder)!r} would be overwritten, so nothing was written; name another folder: "
             "onefold init orders"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def command(
             file.write(text)
     enter = () if folder == Path() else (f"cd {shlex.quote(str(folder))}",)
     if as_json:
-        answer({"folder": str(folder), "files": list(texts), "commands": [*enter, *starter.commands]})
+        print_json({"folder": str(folder), "files": list(texts), "commands": [*enter, *starter.commands]})
         return
     typer.echo(f"written to {str(folder)!r}: {', '.join(texts)}")
     typer.echo("next:")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from onefold._cli.options import JSON, YES, confirm
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import print_json, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._client.journal.location import default_journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
@@ -45,14 +45,14 @@ def look(
     context.obj = database
     if context.invoked_subcommand is not None:
         return
-    whose = _journal(database)
-    with session(whose) as db:
-        found = list(islice(_all(db, unresolved_only=not everything), limit))
-        summary = db.ask(counts(db.dialect))
+    journal = _journal(database)
+    with session(journal) as db:
+        listed = list(islice(_all(db, unresolved_only=not everything), limit))
+        summary = db.run(counts(db.dialect))
     if as_json:
-        answer({**asdict(summary), "intents": [_describe(each) for each in found]})
+        print_json({**asdict(summary), "intents": [_describe(each) for each in listed]})
     else:
-        _print(whose, found, summary, everything=everything)
+        _print(journal, listed, summary, everything=everything)
 
 
 @app.command("forget")
@@ -65,26 +65,26 @@ def forget_command(
 ) -> None:
     """Forget an intent and its key. Its name is free then: the next call under it gets a new key."""
     with session(_journal(database or context.obj)) as db:
-        found = db.ask(intent_of(db.dialect, name))
-        if found is None:
+        intent = db.run(intent_of(db.dialect, name))
+        if intent is None:
             raise ConfigurationError(f"there is no intent {name!r} in the journal; `onefold intents --all` lists them")
-        ended = "never answered" if found.status is None else f"answered with {found.status}"
+        ended = "never answered" if intent.status is None else f"answered with {intent.status}"
         confirm(
             harmless(
-                f"{found.target}, key {found.key}, was claimed {age(found.age_s)} ago and {ended}.\n"
+                f"{intent.target}, key {intent.key}, was claimed {age(intent.age_s)} ago and {ended}.\n"
                 f"If it happened and is called again, it happens twice. Forget intent {name!r}?"
             ),
             yes=yes,
         )
-        gone = db.ask(forget(db.dialect, name))
+        is_forgotten = db.run(forget(db.dialect, name))
     if as_json:
-        answer({"forgotten": int(gone), **_describe(found)})
+        print_json({"forgotten": int(is_forgotten), **_describe(intent)})
     else:
-        typer.echo(harmless(f"forgotten: {name}, key {found.key}"))
+        typer.echo(harmless(f"forgotten: {name}, key {intent.key}"))
 
 
 def _journal(database: str) -> str:
-    """What was given, or the file that clients use by themselves."""
+    """The journal of --database, or the file that clients use by default."""
     if database:
         return database
     file = default_journal()
@@ -98,7 +98,7 @@ def _journal(database: str) -> str:
 
 def _all(db: CommandSession, *, unresolved_only: bool) -> Iterator[IntentView]:
     after: int | None = None
-    while page := db.ask(intents(db.dialect, unresolved_only, _PAGE, after)):
+    while page := db.run(intents(db.dialect, unresolved_only, _PAGE, after)):
         yield from page
         after = page[-1].position
 
@@ -117,11 +117,11 @@ def _describe(each: IntentView) -> dict[str, Any]:
     }
 
 
-def _print(whose: str, found: list[IntentView], summary: IntentCounts, *, everything: bool) -> None:
+def _print(journal: str, listed: list[IntentView], summary: IntentCounts, *, everything: bool) -> None:
     more = "at least " if summary.cut else ""
-    typer.echo(f"key journal {redact(whose)}")
+    typer.echo(f"key journal {redact(journal)}")
     typer.echo(f"unresolved: {more}{summary.unresolved}, the oldest for {age(summary.oldest_s)}")
-    if not found:
+    if not listed:
         return
     columns = ("intent", "target", "age", "key", "tries", *(("status",) if everything else ()), "reason")
     rows = [
@@ -134,9 +134,9 @@ def _print(whose: str, found: list[IntentView], summary: IntentCounts, *, everyt
             *((each.status,) if everything else ()),
             each.reason,
         )
-        for each in found
+        for each in listed
     ]
     print_table("", columns, rows)
     total = summary.unresolved + (summary.resolved if everything else 0)
-    if len(found) < total:
-        typer.echo(f"{len(found)} of {more}{total} are shown: raise --limit")
+    if len(listed) < total:
+        typer.echo(f"{len(listed)} of {more}{total} are shown: raise --limit")

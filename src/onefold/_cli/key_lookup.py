@@ -1,5 +1,5 @@
-"""`onefold keys show` and `erase`: a request by its id, or by principal, route and Idempotency-Key, found by
-the code of the console's pages. Bodies are not shown."""
+"""Finds the request that `onefold keys show` and `erase` name: by its id, or by principal, route and Idempotency-Key.
+Shares the search of the console's pages. Bodies are not shown."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ APP = typer.Option(
 
 
 class KeyPlace:
-    """Where keys are looked for: a database, or the Onefold of an application, which knows its routes."""
+    """Searches for keys in a database, or through the Onefold of an application, which knows its routes."""
 
-    def __init__(self, ask: Callable[[Callable[[str], Flow[Any]]], Any], once: AnyOnefold | None = None) -> None:
-        self._ask = ask
+    def __init__(self, run_made: Callable[[Callable[[str], Flow[Any]]], Any], once: AnyOnefold | None = None) -> None:
+        self._run = run_made
         self._once = once
 
-    def ask(self, question: Callable[[str], Flow[T]]) -> T:
-        found: T = self._ask(question)
-        return found
+    def run(self, make_flow: Callable[[str], Flow[T]]) -> T:
+        result: T = self._run(make_flow)
+        return result
 
     @property
     def operations(self) -> dict[str, Policy]:
-        known = () if self._once is None else self._once._layer.applications
-        return {name: policy for routes in known for name, policy in routes.operations().items()}
+        applications = () if self._once is None else self._once._layer.applications
+        return {name: policy for routes in applications for name, policy in routes.operations().items()}
 
     def forget(self, names: tuple[bytes, ...]) -> None:
-        """What the application's cache has of them."""
+        """Delete these keys from the application's answer cache."""
         if self._once is not None and (cached := self._once._layer.cached) is not None:
-            self.ask(lambda _: cached.forget(names))
+            self.run(lambda _: cached.forget(names))
 
     def search(self, name: str, principal: str, route: str) -> KeySearch:
-        """The request that is meant."""
+        """The one request that these arguments name. Raises ConfigurationError: none, or several."""
         if not (principal or route or self.operations):
             digest = read_digest(name)
             if digest is None:
@@ -76,7 +76,7 @@ class KeyPlace:
             searches = plan_search(principal, route, name, self.operations)
         except NotSearchable as problem:
             raise ConfigurationError(str(problem)) from None
-        found = self.ask(partial(find_stored, searches=searches))
+        found = self.run(partial(find_stored, searches=searches))
         if len(found) > 1:
             raise ConfigurationError(f"more than one route has this key: give --route, one of {', '.join(found)}")
         if not found:
@@ -88,26 +88,26 @@ class KeyPlace:
 
 @contextmanager
 def key_place(database: str, target: str) -> Iterator[KeyPlace]:
-    """For as long as the block lasts."""
+    """A KeyPlace, open until the block ends."""
     if not target:
         with session(database) as db:
-            yield KeyPlace(lambda question: db.ask(question(db.dialect)))
+            yield KeyPlace(lambda make_flow: db.run(make_flow(db.dialect)))
         return
     value = load_target(target)
     with asyncio.Runner() as runner:
         once = runner.run(open_target(target, value))
         try:
-            yield KeyPlace(lambda question: runner.run(run_flow(once, question)), once)
+            yield KeyPlace(lambda make_flow: runner.run(run_flow(once, make_flow)), once)
         finally:
             runner.run(close_onefold(once))
 
 
 def describe_key(
-    search: KeySearch, found: FoundKey, verdict: KeyVerdict, known: Mapping[str, Policy]
+    search: KeySearch, found: FoundKey, verdict: KeyVerdict, operations: Mapping[str, Policy]
 ) -> dict[str, Any]:
-    """What became of a key, without its answer."""
+    """The outcome of a key, without its answer's body."""
     key = verdict.key
-    stored = {} if key is None else stored_ms([key], known)
+    stored = {} if key is None else stored_ms([key], operations)
     described: dict[str, Any] = {
         "state": verdict.state,
         "operation": key.operation if key is not None else found.work and found.work.operation,

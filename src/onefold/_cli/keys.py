@@ -1,4 +1,4 @@
-"""`onefold keys`: what became of a request; those that are not finished, and what a person does with them."""
+"""`onefold keys`: shows the outcome of a request; lists, resumes or releases what is not finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from onefold._app.operator_actions import read_result, read_unsealed, resume_work, show_result, store_result
 from onefold._cli.key_lookup import APP, NAME, PRINCIPAL, ROUTE, describe_key, describe_stored, key_place
 from onefold._cli.options import ACTOR, DATABASE, JSON, WHY, YES, actor_name, confirm
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import print_json, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._console.key_search import look_up
@@ -60,36 +60,36 @@ def list_command(
         _list_stored(database, limit, as_json=as_json)
         return
     with session(database) as db:
-        found = list(islice(_all(db, parked_only=parked), limit))
+        works = list(islice(_all(db, parked_only=parked), limit))
     if as_json:
-        answer([_describe(each) for each in found])
+        print_json([_describe(each) for each in works])
         return
-    if found:
+    if works:
         columns = ("id", "operation", "state", "steps", "attempts", "age", "lease ends", "due", "reason")
         rows = [
             (
                 each.id, each.operation, each.state, _steps(each), each.attempts, _age(each),
                 _until(each, _lease_ends_ms(each)), _until(each, _due_ms(each)), each.reason,
             )
-            for each in found
+            for each in works
         ]  # fmt: skip
         print_table("", columns, rows)
-    _print_count("parked" if parked else "unfinished", len(found), limit)
+    _print_count("parked" if parked else "unfinished", len(works), limit)
 
 
 def _list_stored(database: str, limit: int, *, as_json: bool) -> None:
     with session(database) as db:
-        found = [describe_stored(key) for key in islice(_all_stored(db, limit), limit)]
+        answers = [describe_stored(key) for key in islice(_all_stored(db, limit), limit)]
     if as_json:
-        answer(found)
+        print_json(answers)
         return
-    if found:
-        print_table("", tuple(found[0]), [tuple(each.values()) for each in found])
-    _print_count("stored", len(found), limit)
+    if answers:
+        print_table("", tuple(answers[0]), [tuple(each.values()) for each in answers])
+    _print_count("stored", len(answers), limit)
 
 
-def _print_count(what: str, number: int, limit: int) -> None:
-    typer.echo(f"{what}: {number}" + (", perhaps more: raise --limit" if number == limit else ""))
+def _print_count(label: str, number: int, limit: int) -> None:
+    typer.echo(f"{label}: {number}" + (", perhaps more: raise --limit" if number == limit else ""))
 
 
 @app.command("show")
@@ -105,17 +105,17 @@ def show_command(
     gets; of a work its steps and what they returned. Bodies are hidden."""
     with key_place(database, target) as place:
         search = place.search(name, principal, route)
-        found = place.ask(partial(look_up, names=search.names))
+        found = place.run(partial(look_up, names=search.names))
         if search.route == "digest" and found.is_empty:
             raise ConfigurationError(f"there is no unfinished work {name}, and no stored answer")
-        shown = describe_key(search, found, found.judge(search.route), place.operations)
+        description = describe_key(search, found, found.judge(search.route), place.operations)
     if found.work is not None:
-        shown = {**shown, **_describe(found.work), "verdict": shown["state"]}
+        description = {**description, **_describe(found.work), "verdict": description["state"]}
     if as_json:
         steps = {"steps": [_describe_step(step) for step in found.steps]} if found.work is not None else {}
-        answer({**shown, **steps})
+        print_json({**description, **steps})
     else:
-        _print_key(shown, found.steps)
+        _print_key(description, found.steps)
     if found.is_empty:
         raise typer.Exit(1)
 
@@ -151,20 +151,20 @@ def erase_command(
         raise typer.BadParameter("erasing a key needs a reason, for the audit: give --why")
     with key_place(database, target) as place:
         search = place.search(name, principal, route)
-        keys = place.ask(partial(find_keys, digests=search.names))
+        keys = place.run(partial(find_keys, digests=search.names))
         if not keys:
             raise ConfigurationError("nothing is stored under this key: there is nothing to erase")
-        what = f"{keys[0].operation or 'a request'}, answered {keys[0].status}"
-        confirm(harmless(f"{what}. A retry with its key runs again. Erase {keys[0].id}?"), yes=yes)
-        seen = [key.stamp for key in keys]
-        erased = place.ask(partial(erase, digests=search.names, actor=actor_name(actor), why=why, seen=seen))
+        description = f"{keys[0].operation or 'a request'}, answered {keys[0].status}"
+        confirm(harmless(f"{description}. A retry with its key runs again. Erase {keys[0].id}?"), yes=yes)
+        stamps = [key.stamp for key in keys]
+        erased = place.run(partial(erase, digests=search.names, actor=actor_name(actor), why=why, seen=stamps))
         if not erased:
-            raise ConfigurationError("what was to be erased is not stored any more, and nothing was done: look again")
+            raise ConfigurationError("the stored answer changed or is gone; nothing was erased: run it again")
         place.forget(search.names)
     if as_json:
-        answer({"erased": [key.id for key in erased], "operation": keys[0].operation})
+        print_json({"erased": [key.id for key in erased], "operation": keys[0].operation})
     else:
-        typer.echo(harmless(f"erased: {keys[0].id}, {what}"))
+        typer.echo(harmless(f"erased: {keys[0].id}, {description}"))
 
 
 @app.command("release")
@@ -179,7 +179,7 @@ def release_command(
     """Release a work: forget all that is recorded of it. A retry, or a message that is redriven, begins from the
     start."""
     with session(database) as db:
-        work, steps = db.ask(show_work(db.dialect, work_id))
+        work, steps = db.run(show_work(db.dialect, work_id))
         check_idle(work)
         done = ", ".join(step.name for step in steps) or "nothing"
         confirm(
@@ -189,9 +189,9 @@ def release_command(
             ),
             yes=yes,
         )
-        db.ask(release(db.dialect, work_id, actor=actor_name(actor), why=why))
+        db.run(release(db.dialect, work_id, actor=actor_name(actor), why=why))
     if as_json:
-        answer({"released": work.id, "operation": work.operation})
+        print_json({"released": work.id, "operation": work.operation})
     else:
         typer.echo(harmless(f"released: {work.id}, {work.operation}"))
 
@@ -232,27 +232,27 @@ def resume_command(
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
     sealing = _sealing_of(target) if target else Sealing() if unsealed else None
     with session(database) as db:
-        work, steps = db.ask(show_work(db.dialect, work_id))
+        work, steps = db.run(show_work(db.dialect, work_id))
         value = None if result is None else _read_result(result)
         check_idle(work)
         call = check_resume(work, steps, says_outcome=again or result is not None)
         stored = None if result is None else store_result(work, steps, value, sealing, what="--result")
-        said = ""
+        outcome = ""
         if call is not None:
             became = "was not made, and is made" if again else f"returned {json.dumps(value, ensure_ascii=False)}"
-            said = f"call {call.name!r} {became}"
-        records = f" Records that {said}." if said else ""
+            outcome = f"call {call.name!r} {became}"
+        records = f" Records that {outcome}." if outcome else ""
         if call is not None and call.state == "told":
-            records += " Corrects what was told of it before."
+            records += " This corrects the outcome recorded before."
         confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{records}\nLet {work.id} go on?"), yes=yes)
-        who = actor_name(actor)
-        resumed = db.ask(resume_work(db.dialect, work_id, actor=who, why=why, result=stored, again=again, seen=call))
+        by = actor_name(actor)
+        resumed = db.run(resume_work(db.dialect, work_id, actor=by, why=why, result=stored, again=again, seen=call))
     redriven = {} if resumed.redriven is None else {"redriven": resumed.redriven}
     if as_json:
-        answer({"resumed": work.id, "operation": work.operation, "recorded": said or None, **redriven})
+        print_json({"resumed": work.id, "operation": work.operation, "recorded": outcome or None, **redriven})
     else:
         checked = "" if result is None else " (its form is checked when the work goes on)"
-        typer.echo(harmless(f"resumed: {work.id}, {work.operation}" + (f": {said}{checked}" if said else "")))
+        typer.echo(harmless(f"resumed: {work.id}, {work.operation}" + (f": {outcome}{checked}" if outcome else "")))
         for what, count in redriven.items():
             typer.echo(f"{what}: {count}")
 
@@ -279,7 +279,7 @@ def _sealing_of(target: str) -> Sealing:
 
 def _all(db: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
     last: WorkPlace | None = None
-    while page := db.ask(list_works(db.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
+    while page := db.run(list_works(db.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
         yield from page
         last = page[-1].place
 
@@ -287,7 +287,7 @@ def _all(db: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
 def _all_stored(db: CommandSession, limit: int) -> Iterator[KeyView]:
     after: str | None = None
     while True:
-        page = db.ask(list_keys(db.dialect, after=after, limit=min(limit, _PAGE)))
+        page = db.run(list_keys(db.dialect, after=after, limit=min(limit, _PAGE)))
         yield from page.keys
         if (after := page.after) is None:
             return
@@ -306,7 +306,7 @@ def _lease_ends_ms(work: WorkView) -> int | None:
 
 
 def _due_ms(work: WorkView) -> int | None:
-    """When a completer may take it."""
+    """When a completer may take over the work."""
     return work.due_ms if work.state == "left" and work.kind == "request" else None
 
 

@@ -1,5 +1,5 @@
 """The manual of the command line: groups, examples and exit codes, in one place. The help prints it, docs/commands.md
-repeats it, and a test compares both with the commands that there are."""
+repeats it, and a test compares both with the existing commands."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def describe(name: str, app: typer.Typer) -> None:
     """Give the commands of a group their examples."""
     for command in app.registered_commands:
         callback: Any = command.callback
-        given = command.name or callback.__name__
-        command.epilog = epilog_of(f"{name} {given}")
+        command_name = command.name or callback.__name__
+        command.epilog = epilog_of(f"{name} {command_name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ import typer
 
 from onefold._app.migrations import MIGRATIONS
 from onefold._cli.options import DATABASE, JSON
-from onefold._cli.output import answer, show_progress
+from onefold._cli.output import print_json, show_progress
 from onefold._cli.session import open_session
 from onefold._kernel.redaction import redact
 from onefold.db._drivers import dialect_of, file_of
 from onefold.db._migrations import migrate, newer, script
 from onefold.errors import ConfigurationError
 
-#: What is given without a name is not Typer's to refuse: `_check` says how it is named.
+#: Typer must let positional arguments through: `_check` refuses them, and says how the database is named.
 CONTEXT: Final = {"allow_extra_args": True}
 
 
@@ -38,31 +38,31 @@ def command(
     file = file_of(database)
     is_new = file is not None and not file.exists()
     with show_progress("migrating"), open_session(database) as db:
-        known = MIGRATIONS[db.dialect]
-        applied = db.ask(migrate(db.dialect, known))
-        beyond = db.ask(newer(db.dialect, known))
+        migrations = MIGRATIONS[db.dialect]
+        applied = db.run(migrate(db.dialect, migrations))
+        ahead = db.run(newer(db.dialect, migrations))
     if as_json:
-        answer({"applied": applied, "newer": beyond, "created": is_new})
+        print_json({"applied": applied, "newer": ahead, "created": is_new})
         return
     if is_new and file is not None:
         typer.echo(f"created the SQLite file {str(file.absolute())!r}, which was not there")
     if applied:
         typer.echo(f"applied to {redact(database)}: {', '.join(map(str, applied))}")
-    elif beyond:
-        typer.echo(f"newer, fine: a newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it")
+    elif ahead:
+        typer.echo(f"newer, fine: a newer onefold has applied {', '.join(map(str, ahead))}; this one works beside it")
     else:
         typer.echo("up to date")
 
 
 def _check(unnamed: list[str], database: str) -> None:
-    """Say how the database is named: other commands take a target."""
+    """Refuse a positional argument, which other commands take: here the database is an option."""
     if unnamed:
-        given = "app.db"
+        shown = "app.db"
         with suppress(ConfigurationError):  # a target, or something else that may be secret
             dialect_of(unnamed[0])
-            given = redact(unnamed[0])
+            shown = redact(unnamed[0])
         raise typer.BadParameter(
-            f"migrate takes no argument; it takes the database as an option: --database {given}, or ONEFOLD_DATABASE"
+            f"migrate takes no argument; it takes the database as an option: --database {shown}, or ONEFOLD_DATABASE"
         )
     if not database:
         raise typer.BadParameter("give --database, or set ONEFOLD_DATABASE")

@@ -14,7 +14,7 @@ _DATABASE = "postgresql://user@host/name, or the path of a SQLite file."
 
 DATABASE = typer.Option("--database", "-d", envvar="ONEFOLD_DATABASE", help=_DATABASE, show_default=False)
 
-#: For a verb whose noun takes the database too: reading the variable here would hide what was given before it.
+#: For a subcommand whose group takes the database, too: reading the variable here would hide the group's option.
 DATABASE_AFTER = typer.Option("--database", "-d", help=_DATABASE, show_default=False)
 
 BROKER = typer.Option(
@@ -43,8 +43,8 @@ WHY = typer.Option("--why", help="The reason, for the audit.")
 
 
 def require_database(database: str) -> str:
-    """The database that was given. A command with a typo would create the file, find nothing to do, and look healthy
-    for ever."""
+    """The database, refused if its SQLite file is not there: a mistyped path would create an empty file, in which every
+    command finds nothing to do."""
     if not database:
         raise typer.BadParameter("give --database or set ONEFOLD_DATABASE")
     file = file_of(database)
@@ -54,7 +54,7 @@ def require_database(database: str) -> str:
 
 
 def actor_name(given: str) -> str:
-    """The name that was given, or the user that runs the command."""
+    """The name of --actor, or the user that runs the command."""
     if given:
         return given
     try:
@@ -64,13 +64,13 @@ def actor_name(given: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only if a person, or --yes, says so."""
+    """Ask for confirmation on stderr, unless `yes`. Raises Abort where the reply is not yes."""
     if yes:
         return
     typer.echo(f"{question} [y/N]: ", nl=False, err=True)  # not by typer.confirm, which writes to stdout as well
-    said = sys.stdin.readline()
-    if not said:  # no terminal, and nothing that was piped
+    reply = sys.stdin.readline()
+    if not reply:  # end of file: no terminal, and nothing piped in
         typer.echo(err=True)
         raise typer.BadParameter("not done: the question was not answered (there is no terminal); give --yes")
-    if said.strip().lower() not in ("y", "yes"):
+    if reply.strip().lower() not in ("y", "yes"):
         raise typer.Abort

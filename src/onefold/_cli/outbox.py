@@ -11,8 +11,8 @@ from uuid import UUID
 import typer
 
 from onefold._cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirm
-from onefold._cli.output import answer, print_table
-from onefold._cli.session import ask, session
+from onefold._cli.output import print_json, print_table
+from onefold._cli.session import run_on_database, session
 from onefold._cli.times import moment_of
 from onefold._kernel.effects import Flow
 from onefold._kernel.readable import age
@@ -48,13 +48,13 @@ def look(
     if context.invoked_subcommand is not None:
         return
     if print_debezium:
-        answer(_connector(database, schema))
+        print_json(_connector(database, schema))
         return
-    found = ask(database, lambda dialect: report(dialect, stopped_max=stopped_max))
+    status = run_on_database(database, lambda dialect: report(dialect, stopped_max=stopped_max))
     if as_json:
-        answer({**asdict(found), "waiting": _count_waiting(found)})
+        print_json({**asdict(status), "waiting": _count_waiting(status)})
     else:
-        _print(redact(database), found)
+        _print(redact(database), status)
 
 
 @app.command("list")
@@ -71,13 +71,13 @@ def list_command(
 ) -> None:
     """List stopped events: dead letters, and those that are tried again."""
     chosen = _chosen([], topic, reason, destination, since, dead=dead)
-    found = ask(database or context.obj, lambda dialect: list_stopped(dialect, chosen, limit=limit))
+    events = run_on_database(database or context.obj, lambda dialect: list_stopped(dialect, chosen, limit=limit))
     if as_json:
-        answer([asdict(each) for each in found])
+        print_json([asdict(each) for each in events])
         return
-    if found:
-        _print_stopped("", found)
-    typer.echo(f"stopped events: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+    if events:
+        _print_stopped("", events)
+    typer.echo(f"stopped events: {len(events)}" + (", perhaps more: raise --limit" if len(events) == limit else ""))
 
 
 @app.command("retry")
@@ -134,9 +134,9 @@ def cancel_command(
     for each in ids:
         _check_id(each)
     confirm(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
-    count = ask(database or context.obj, lambda dialect: cancel(dialect, ids))
+    count = run_on_database(database or context.obj, lambda dialect: cancel(dialect, ids))
     if as_json:
-        answer({"cancelled": count, "asked": len(ids)})
+        print_json({"cancelled": count, "asked": len(ids)})
     else:
         others = "" if count == len(ids) else "; the others have left, are leaving or were never there"
         typer.echo(f"cancelled: {count} of {len(ids)}{others}")
@@ -145,15 +145,15 @@ def cancel_command(
 
 
 def _connector(database: str, schema: str) -> dict[str, object]:
-    """With what the address says, where one is given, and without its password."""
+    """A connector with host, port, user and database of the address, if there is one, and never its password."""
     if not database:
         return connector(schema=schema)
     if dialect_of(database) != "postgres":
         raise typer.BadParameter("Debezium reads the log of Postgres: give the address of one, or none")
     address = urlsplit(database)
-    given = {"host": address.hostname, "user": address.username, "database": address.path.lstrip("/")}
+    identity = {"host": address.hostname, "user": address.username, "database": address.path.lstrip("/")}
     return connector(
-        schema=schema, port=address.port or 5432, **{name: unquote(value) for name, value in given.items() if value}
+        schema=schema, port=address.port or 5432, **{name: unquote(value) for name, value in identity.items() if value}
     )
 
 
@@ -168,12 +168,12 @@ def _chosen(ids: list[str], topic: str, reason: str, destination: str, since: st
     )
 
 
-def _check_id(given: str) -> None:
+def _check_id(text: str) -> None:
     try:
-        UUID(given)
+        UUID(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{given!r:.100} is not the id of an event: tx.publish returns one, as 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f"
+            f"{text!r:.100} is not the id of an event: tx.publish returns one, as 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f"
         ) from None
 
 
@@ -181,38 +181,42 @@ def _how_many(ids: list[str] | None) -> str:
     return str(len(ids)) if ids else "all fitting"
 
 
-def _act(database: str, verb: Callable[[str, Chosen], Flow[int]], chosen: Chosen, done: str, *, as_json: bool) -> None:
+def _act(
+    database: str, make_flow: Callable[[str, Chosen], Flow[int]], chosen: Chosen, outcome: str, *, as_json: bool
+) -> None:
     with session(database) as db:
-        count = db.ask(verb(db.dialect, chosen))
-    named = None if chosen.ids is None else len(chosen.ids)
+        count = db.run(make_flow(db.dialect, chosen))
+    requested = None if chosen.ids is None else len(chosen.ids)
     if as_json:
-        answer({done: count, "asked": named})
-    elif named is None:
-        typer.echo(f"{done}: {count}")
+        print_json({outcome: count, "asked": requested})
+    elif requested is None:
+        typer.echo(f"{outcome}: {count}")
     else:
-        typer.echo(f"{done}: {count} of {named}" + ("" if count == named else "; the others are not stopped"))
+        typer.echo(
+            f"{outcome}: {count} of {requested}" + ("" if count == requested else "; the others are not stopped")
+        )
     if count == 0:
         raise typer.Exit(1)
 
 
-def _count_waiting(found: Report) -> int:
-    return sum(topic.waiting for topic in found.pending)
+def _count_waiting(status: Report) -> int:
+    return sum(topic.waiting for topic in status.pending)
 
 
-def _print(whose: str, found: Report) -> None:
-    more = "at least " if found.pending_cut else ""
-    typer.echo(f"outbox of {whose}")
+def _print(database: str, status: Report) -> None:
+    more = "at least " if status.pending_cut else ""
+    typer.echo(f"outbox of {database}")
     typer.echo(
-        f"waiting: {more}{_count_waiting(found)}, the oldest for {age(found.oldest_s)}; delayed: {found.delayed}"
+        f"waiting: {more}{_count_waiting(status)}, the oldest for {age(status.oldest_s)}; delayed: {status.delayed}"
     )
-    if found.pending:
-        waiting = [(each.topic, each.destination, each.waiting) for each in found.pending]
+    if status.pending:
+        waiting = [(each.topic, each.destination, each.waiting) for each in status.pending]
         print_table("\nWaiting", ("topic", "endpoint", "events"), waiting)
-    if found.stopped:
-        _print_stopped("\nStopped", found.stopped)
+    if status.stopped:
+        _print_stopped("\nStopped", status.stopped)
     relays = [
         (each.relay, each.buckets, f"{each.lease_left_s:.0f} s" if each.lease_left_s > 0 else "dead")
-        for each in found.relays
+        for each in status.relays
     ]
     if relays:
         print_table("\nRelays", ("relay", "buckets", "lease"), relays)

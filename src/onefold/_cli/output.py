@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, everything else on stderr, and never a password or a control character."""
+"""Output of commands: results on stdout, everything else on stderr, and never a password or a control character."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onefold._observe.json_logs import JsonFormatter
 
 _log = logging.getLogger("onefold.command")
 
-#: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.
+#: Width of a table that goes to a file or a pipe: a program may read it, so no column is cut.
 _WIDE = 400
 
 
@@ -40,7 +40,7 @@ LOG_FORMAT: Final = typer.Option("--log-format", help="What goes to stderr: line
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """What onefold logs, as its commands speak."""
+    """Writes onefold's log lines like other output of its commands: `onefold: ...`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,55 +48,55 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 class _JsonStderr(logging.StreamHandler[TextIO]):
-    """What the process logs, as JSON; the application's own lines, too."""
+    """Writes all log lines of the process as JSON, the application's own, too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(JsonFormatter())
 
 
-def say(text: str) -> None:
-    """A line about how things go."""
+def echo_stderr(text: str) -> None:
+    """Write a line about progress to stderr: as text, or through the log where that is JSON."""
     if any(isinstance(handler, _JsonStderr) for handler in logging.getLogger().handlers):
         _log.info("%s", text)
     else:
         typer.echo(f"onefold: {text}", err=True)
 
 
-def answer(value: object) -> None:
-    """The result, as JSON."""
+def print_json(value: object) -> None:
+    """Print the result of a command as JSON."""
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def print_done(done: str, what: str, hint: str = "", *, as_json: bool) -> None:
-    """What was done to what: a line for people, or {"done": "what"}."""
+def print_done(outcome: str, name: str, hint: str = "", *, as_json: bool) -> None:
+    """Print what was done to which name: `paused: shipping`, or {"paused": "shipping"}."""
     if as_json:
-        answer({done.replace(" ", "_"): what})
+        print_json({outcome.replace(" ", "_"): name})
     else:
-        typer.echo(f"{done}: {what}{hint}")
+        typer.echo(f"{outcome}: {name}{hint}")
 
 
-def tell_as_json(event: Event) -> None:
-    """What a worker tells, as a line of JSON; not what waits, which is told every few seconds."""
+def print_event(event: Event) -> None:
+    """Print a worker's event as a line of JSON; not the backlog measurements, which come every few seconds."""
     if isinstance(event, OutboxMeasured | FailedMessagesMeasured):
         return
     typer.echo(json.dumps({"event": type(event).__name__, **asdict(event)}, default=str))
 
 
 def log_to_stderr(log_format: LogFormat = LogFormat.TEXT) -> None:
-    """Show what workers log (that they pause, that they go on), unless the application does that itself. Called again
-    after an application was imported: what it logs by itself is not to be shown twice. Asked for JSON, everything that
-    the process logs is written as that, whatever the application has set up."""
+    """Write the log of workers (paused, resumed) to stderr, unless the application has a handler of its own. Call it
+    again after the application is imported, so that no line is written twice. With JSON all log lines of the process
+    are JSON, whatever the application has set up."""
     log = logging.getLogger("onefold")
     if log_format is LogFormat.JSON:
         logging.basicConfig(level=logging.WARNING, handlers=[_JsonStderr()], force=True)
         log.setLevel(logging.INFO)
         return
-    ours = [handler for handler in log.handlers if isinstance(handler, _Stderr)]
-    for handler in ours:
+    own_handlers = [handler for handler in log.handlers if isinstance(handler, _Stderr)]
+    for handler in own_handlers:
         log.removeHandler(handler)
     if log.hasHandlers():
-        if ours:
+        if own_handlers:
             log.setLevel(logging.NOTSET)
         return
     log.addHandler(_Stderr())
@@ -104,7 +104,7 @@ def log_to_stderr(log_format: LogFormat = LogFormat.TEXT) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table."""
+    """Print a table."""
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text("-" if cell is None else harmless(str(cell))) for cell in row))
@@ -113,7 +113,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 @contextmanager
 def show_progress(text: str) -> Iterator[None]:
-    """What is being done, and for how long by now: on a terminal, on stderr, and gone at the end."""
+    """Show `text` and the time since it began, on stderr if that is a terminal; erased at the end."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -13,7 +13,7 @@ import typer
 from onefold._app.base_app import run_flow
 from onefold._cli.health import HOST, PORT, STALE_S, HealthPage, healthz
 from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
-from onefold._cli.output import LOG_FORMAT, LogFormat, log_to_stderr, say, tell_as_json
+from onefold._cli.output import LOG_FORMAT, LogFormat, echo_stderr, log_to_stderr, print_event
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
 from onefold._kernel.redaction import redact
@@ -27,7 +27,7 @@ from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers._adapters import broker_name
 from onefold.errors import StoreError
 
-#: How often --until-empty looks, and how long it waits for what stands behind a stopped event.
+#: How often --until-empty looks, and how long it waits for events queued behind a stopped one.
 _LOOK_EVERY_S: Final = 0.1
 _STUCK_S: Final = 2.0
 
@@ -73,68 +73,68 @@ def command(
     settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s, attempts_max=attempts)
     log_to_stderr(log_format)
     make = from_target_or_addresses(context, target, database, broker, activity=activity)
-    whose = target or redact(database)
+    origin = target or redact(database)
     log_to_stderr(log_format)
     health = HealthPage(health_host, health_port, health_stale_s)
-    if not asyncio.run(_relay(make, whose, settings, health, until_empty=until_empty, as_json=as_json)):
+    if not asyncio.run(_relay(make, origin, settings, health, until_empty=until_empty, as_json=as_json)):
         raise typer.Exit(1)
 
 
 async def _relay(
     make: Callable[[], Awaitable[AnyOnefold]],
-    whose: str,
+    origin: str,
     settings: RelaySettings,
     health: HealthPage,
     *,
     until_empty: bool,
     as_json: bool,
 ) -> bool:
-    """Whether the end was a good one."""
+    """Run the relay; False: --until-empty has left stopped events."""
     once = await make()
     try:
         await refuse_missing_tables(once, report)
-        pulse = _Pulse(f"relaying from {whose} to {broker_name(once.broker)}", as_json=as_json)
+        progress = _RelayProgress(f"relaying from {origin} to {broker_name(once.broker)}", as_json=as_json)
         with stop_on_signals() as stop:
             if until_empty:
-                return await _drain(once, stop, settings, pulse)
+                return await _drain(once, stop, settings, progress)
             running: list[Relay] = []
             async with healthz(health, lambda: {"relay": running[0].idle_s} if running else {}):
-                await once.relay(stop, listener=join(pulse.hear, health.metrics), begun=running.append, **settings)
+                await once.relay(stop, listener=join(progress.report, health.metrics), begun=running.append, **settings)
             return True
     finally:
         await close_onefold(once)
 
 
-async def _drain(once: AnyOnefold, stop: asyncio.Event, settings: RelaySettings, pulse: _Pulse) -> bool:
-    watching = asyncio.create_task(_stop_when_empty(once, stop, pulse))
+async def _drain(once: AnyOnefold, stop: asyncio.Event, settings: RelaySettings, progress: _RelayProgress) -> bool:
+    watching = asyncio.create_task(_stop_when_empty(once, stop, progress))
     try:
-        await once.relay(stop, listener=pulse.hear, **settings)
+        await once.relay(stop, listener=progress.report, **settings)
     finally:
         watching.cancel()
-        [left] = await asyncio.gather(watching, return_exceptions=True)
-    if isinstance(left, BaseException):  # stopped by a signal before, which is as good an end
+        [last_report] = await asyncio.gather(watching, return_exceptions=True)
+    if isinstance(last_report, BaseException):  # stopped by a signal: a clean end, too
         return True
-    waiting = sum(topic.waiting for topic in left.pending)
-    if left.stopped:
-        say(f"events that are stopped: {len(left.stopped)}; that wait: {waiting}. See `onefold outbox`")
-    return not left.stopped
+    waiting = sum(topic.waiting for topic in last_report.pending)
+    if last_report.stopped:
+        echo_stderr(f"events that are stopped: {len(last_report.stopped)}; that wait: {waiting}. See `onefold outbox`")
+    return not last_report.stopped
 
 
-class _Pulse:
-    """Says what the relay does, and knows whether it still gets somewhere. That it pauses is in the log."""
+class _RelayProgress:
+    """Prints the relay's events, and knows whether it still makes progress. Its pauses are in the log."""
 
-    def __init__(self, what: str, *, as_json: bool) -> None:
-        self._what = what
+    def __init__(self, banner: str, *, as_json: bool) -> None:
+        self._banner = banner
         self._as_json = as_json
         self._paused = False
         self._moved_at = time.monotonic()
 
-    def hear(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         if self._as_json:
-            tell_as_json(event)
+            print_event(event)
         match event:
             case BucketsHeld():
-                say(f"{self._what}: {event.buckets} of {BUCKETS} buckets")
+                echo_stderr(f"{self._banner}: {event.buckets} of {BUCKETS} buckets")
             case RelayPaused():
                 self._paused = True
             case RelayResumed():
@@ -145,16 +145,16 @@ class _Pulse:
                 pass
 
     @property
-    def stands_still(self) -> bool:
+    def is_stalled(self) -> bool:
         return not self._paused and time.monotonic() - self._moved_at > _STUCK_S
 
 
-async def _stop_when_empty(once: AnyOnefold, stop: asyncio.Event, pulse: _Pulse) -> Report:
+async def _stop_when_empty(once: AnyOnefold, stop: asyncio.Event, progress: _RelayProgress) -> Report:
     while True:
-        with suppress(StoreError):  # the relay itself says that it pauses
-            found = await run_flow(once, lambda dialect: report(dialect, count_max=1000))
-            # What waits behind a stopped event is counted as waiting, and is not sent.
-            if not found.pending or (found.stopped and pulse.stands_still):
+        with suppress(StoreError):  # the relay itself logs that it pauses
+            status = await run_flow(once, lambda dialect: report(dialect, count_max=1000))
+            # Events queued behind a stopped one count as waiting, and are not sent.
+            if not status.pending or (status.stopped and progress.is_stalled):
                 stop.set()
-                return found
+                return status
         await asyncio.sleep(_LOOK_EVERY_S)

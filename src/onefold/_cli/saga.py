@@ -1,6 +1,6 @@
-"""`onefold saga list|show|retry|cancel MODULE:engine`: how sagas stand, and what a person can do about them.
+"""`onefold saga list|show|retry|cancel MODULE:engine`: shows sagas, and retries or cancels them.
 
-A command looks and asks; it runs no saga: what it asks for is done by the processes that run them.
+A command runs no saga: the processes that run them do what it requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from onefold._cli.options import ACTOR, JSON, actor_name
-from onefold._cli.output import answer, print_done, print_table
+from onefold._cli.output import print_done, print_json, print_table
 from onefold._cli.targets import load_target
 from onefold._kernel.readable import harmless
 from onefold._saga.engine import SagaEngine
@@ -39,20 +39,20 @@ def list_command(
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many, the newest first.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """The newest sagas, of one state or of all."""
+    """List the newest sagas, of one state or of all."""
     if state and state not in STATES:
         raise ConfigurationError(f"--state {state!r} is not one of {', '.join(STATES)}")
-    wanted: State | None = next((each for each in STATES if each == state), None)
-    found = _ask(target, lambda engine: engine.list(state=wanted, limit=limit))
+    chosen_state: State | None = next((each for each in STATES if each == state), None)
+    sagas = _run_on_engine(target, lambda engine: engine.list(state=chosen_state, limit=limit))
     if as_json:
-        answer([asdict(each) for each in found])
+        print_json([asdict(each) for each in sagas])
     else:
         print_table(
             "Sagas",
             ("id", "saga", "version", "state", "started", "error"),
             [
                 (each.saga_id, each.saga, each.version, _state(each), _time(each.started_at), each.error)
-                for each in found
+                for each in sagas
             ],
         )
 
@@ -61,14 +61,14 @@ def list_command(
 def show_command(
     target: Annotated[str, _TARGET], saga_id: Annotated[str, _ID], as_json: Annotated[bool, JSON] = False
 ) -> None:
-    """One saga, and all that it has done."""
+    """Show one saga and its history."""
 
     async def look(engine: SagaEngine) -> tuple[SagaStatus, Any]:
         return await engine.status(saga_id), await engine.history(saga_id)
 
-    status, history = _ask(target, look)
+    status, history = _run_on_engine(target, look)
     if as_json:
-        answer({**asdict(status), "history": [asdict(each) for each in history]})
+        print_json({**asdict(status), "history": [asdict(each) for each in history]})
         return
     started = f"started {_time(status.started_at)}"
     typer.echo(f"{status.saga_id}: {status.saga} version {status.version}, {_state(status)}, {started}")
@@ -91,9 +91,9 @@ def retry_command(
     actor: Annotated[str, ACTOR] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Let a stopped saga go on, with the code that its processes have now."""
+    """Retry a stopped saga: it goes on with the code that its processes have now."""
 
-    if not _ask(target, lambda engine: retry_saga(engine, saga_id, actor=actor_name(actor))):
+    if not _run_on_engine(target, lambda engine: retry_saga(engine, saga_id, actor=actor_name(actor))):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to retry")
     print_done("resumed", saga_id, "; a process that runs its saga goes on with it", as_json=as_json)
 
@@ -106,8 +106,8 @@ def cancel_command(
     reason: Annotated[str, typer.Option("--reason", help="Why, for its history.")] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Have a saga undo what it has done: its next step is not run, its pauses and waits end."""
-    if not _ask(target, lambda engine: cancel_saga(engine, saga_id, actor=actor_name(actor), why=reason)):
+    """Cancel a saga: its next step is not run, its pauses and waits end, and what it has done is undone."""
+    if not _run_on_engine(target, lambda engine: cancel_saga(engine, saga_id, actor=actor_name(actor), why=reason)):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to cancel")
     hint = "; `onefold saga show` says how far its compensations are"
     print_done("asked to cancel", saga_id, hint, as_json=as_json)
@@ -126,13 +126,13 @@ async def open_engine(target: str, value: object) -> SagaEngine:
     return engine
 
 
-def _ask(target: str, question: Callable[[SagaEngine], Awaitable[T]]) -> T:
+def _run_on_engine(target: str, use: Callable[[SagaEngine], Awaitable[T]]) -> T:
     value = load_target(target)
 
     async def run() -> T:
         engine = await open_engine(target, value)
         async with engine.as_operator():
-            return await question(engine)
+            return await use(engine)
 
     return asyncio.run(run())
 

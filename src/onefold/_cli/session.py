@@ -21,20 +21,20 @@ T = TypeVar("T")
 
 
 class CommandSession:
-    """Where questions are put to a database."""
+    """Runs flows over one database."""
 
     def __init__(self, database: AsyncDatabase[Any], loop: asyncio.Runner) -> None:
         self._database = database
         self._loop = loop
         self.dialect = database.dialect
 
-    def ask(self, flow: Flow[T]) -> T:
+    def run(self, flow: Flow[T]) -> T:
         return self._loop.run(run_async(flow, TaskExecutor(self._database)))
 
 
 @contextmanager
 def open_session(database: str) -> Iterator[CommandSession]:
-    """For as long as the block lasts."""
+    """A session over `database`, closed when the block ends."""
     with asyncio.Runner() as loop:
         opened = async_database(database)
         try:
@@ -50,7 +50,7 @@ def session(database: str) -> Iterator[CommandSession]:
         yield db
 
 
-def ask(database: str, question: Callable[[str], Flow[T]]) -> T:
-    """The answer to one question, a function of the dialect."""
+def run_on_database(database: str, make_flow: Callable[[str], Flow[T]]) -> T:
+    """Run one flow, which `make_flow` makes for the dialect of the database."""
     with session(database) as db:
-        return db.ask(question(db.dialect))
+        return db.run(make_flow(db.dialect))

@@ -1,4 +1,4 @@
-"""Signals for commands that run long: the first asks to finish, the second is obeyed at once, by the system."""
+"""Signals for commands that run long: the first asks to finish, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from onefold._cli.output import say
+from onefold._cli.output import echo_stderr
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -20,7 +20,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
 
     def finish(name: str) -> None:
         if not stop.is_set():
-            say(f"{name}: finishing what is in hand; another one stops at once")
+            echo_stderr(f"{name}: finishing what is in hand; another one stops at once")
             stop.set()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 CONSTANTS_FILE: Final = Path(__file__).with_name("measured_constants.json")
 
-#: A row of key, status and a short answer, as the sums on napkins have it: no index, no event, no ledger.
+#: A row of key, status and a short answer, as a back-of-the-envelope estimate has it: no index, event or ledger.
 NAIVE_ROW_BYTES: Final = 512
 
 #: Postgres keeps a row within a quarter of its page, and moves the body out of larger ones.
@@ -41,7 +41,7 @@ _PARTITIONED_ROWS: Final = 500_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoad:
-    """What is asked of an application."""
+    """The load that an application has to serve."""
 
     requests_per_s: float
     retention_s: float
@@ -107,20 +107,20 @@ def read_constants() -> dict[str, Any]:
 
 def size(load: ExpectedLoad) -> CapacityNeed:
     """What the load needs."""
-    known: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for group in read_constants().values():
-        known |= group["values"]
-    records = _size_records(load, known)
+        measured |= group["values"]
+    records = _size_records(load, measured)
     waiting = load.events_per_s * load.outage_s
-    outbox = _space(waiting, known["event_row_bytes"] + load.event_bytes, known["event_index_bytes"])
+    outbox = _space(waiting, measured["event_row_bytes"] + load.event_bytes, measured["event_index_bytes"])
     handled = load.messages_per_s * load.ledger_s
-    ledger = _space(handled, known["ledger_row_bytes"], known["ledger_index_bytes"])
-    log = load.requests_per_s * (known["request_wal_bytes"] + load.body_bytes * known["body_wal_factor"])
-    log += load.events_per_s * (known["event_wal_bytes"] + load.event_bytes + known["relay_wal_bytes"])
-    log += load.messages_per_s * known["ledger_wal_bytes"]
+    ledger = _space(handled, measured["ledger_row_bytes"], measured["ledger_index_bytes"])
+    log = load.requests_per_s * (measured["request_wal_bytes"] + load.body_bytes * measured["body_wal_factor"])
+    log += load.events_per_s * (measured["event_wal_bytes"] + load.event_bytes + measured["relay_wal_bytes"])
+    log += load.messages_per_s * measured["ledger_wal_bytes"]
     images = _image_bytes_per_s(load.requests_per_s, records) + _image_bytes_per_s(load.messages_per_s, ledger)
     # A message is a transaction of its handler's, as a request is; another service's is in its own database.
-    processor_s = (load.requests_per_s + load.messages_per_s) * known["request_database_us"] / 1e6
+    processor_s = (load.requests_per_s + load.messages_per_s) * measured["request_database_us"] / 1e6
     need = CapacityNeed(
         records=records,
         outbox=outbox,
@@ -130,12 +130,13 @@ def size(load: ExpectedLoad) -> CapacityNeed:
         wal_images_bytes_per_s=images,
         connections=_at_least_one(load.requests_per_s * load.held_s * 2),
         database_cores=_at_least_one(processor_s / _BUSY_AT_MOST),
-        application_processes=_at_least_one(load.requests_per_s * known["request_app_us"] / 1e6 / _BUSY_AT_MOST),
+        application_processes=_at_least_one(load.requests_per_s * measured["request_app_us"] / 1e6 / _BUSY_AT_MOST),
         # One more than is needed, so that one may die.
-        relays=_at_least_one(load.events_per_s / (known["relay_events_per_s"] * _BUSY_AT_MOST)) + 1
+        relays=_at_least_one(load.events_per_s / (measured["relay_events_per_s"] * _BUSY_AT_MOST)) + 1
         if load.events_per_s
         else 0,
-        consumer_processes=_at_least_one(load.messages_per_s / (known["consumer_messages_per_s"] * _BUSY_AT_MOST)) + 1
+        consumer_processes=_at_least_one(load.messages_per_s / (measured["consumer_messages_per_s"] * _BUSY_AT_MOST))
+        + 1
         if load.messages_per_s
         else 0,
         limits=(),
@@ -143,13 +144,13 @@ def size(load: ExpectedLoad) -> CapacityNeed:
     return _with_limits(load, need)
 
 
-def _size_records(load: ExpectedLoad, known: dict[str, float]) -> TableSpace:
+def _size_records(load: ExpectedLoad, measured: dict[str, float]) -> TableSpace:
     rows = load.requests_per_s * load.retention_s
-    inline = known["record_row_bytes"] + load.body_bytes
+    inline = measured["record_row_bytes"] + load.body_bytes
     if inline <= _ROW_BYTES_MAX:
-        return _space(rows, inline, known["record_index_bytes"])
-    out_of_line = load.body_bytes * known["out_of_line_factor"]
-    return _space(rows, known["large_record_row_bytes"], known["record_index_bytes"], out_of_line)
+        return _space(rows, inline, measured["record_index_bytes"])
+    out_of_line = load.body_bytes * measured["out_of_line_factor"]
+    return _space(rows, measured["large_record_row_bytes"], measured["record_index_bytes"], out_of_line)
 
 
 def _space(rows: float, row_bytes: float, index_bytes: float, toast_bytes: float = 0.0) -> TableSpace:
@@ -174,7 +175,7 @@ def _with_limits(load: ExpectedLoad, need: CapacityNeed) -> CapacityNeed:
 
 
 def _find_limits(load: ExpectedLoad, need: CapacityNeed) -> Iterator[str]:
-    """Where one machine ends, and what comes then."""
+    """The limits of one machine that the load exceeds, each with the way out."""
     if need.connections > _CONNECTIONS_MAX:
         yield (
             f"{need.connections} connections are more than one Postgres serves well ({_CONNECTIONS_MAX}): put "
@@ -190,7 +191,7 @@ def _find_limits(load: ExpectedLoad, need: CapacityNeed) -> Iterator[str]:
             f"{load.events_per_s:,.0f} events/s are more than relays should poll out of one table "
             f"({_POLLED_EVENTS_PER_S_MAX:,}): have Debezium read the outbox from the WAL (onefold docs debezium)"
         )
-    over = [
+    exceeded = [
         text
         for text, is_over in (
             (f"{need.database_cores} cores", need.database_cores > _DATABASE_CORES_MAX),
@@ -202,9 +203,9 @@ def _find_limits(load: ExpectedLoad, need: CapacityNeed) -> Iterator[str]:
         )
         if is_over
     ]
-    if over:
+    if exceeded:
         yield (
-            f"{', '.join(over)}: one Postgres ends here ({_DATABASE_CORES_MAX} cores, "
+            f"{', '.join(exceeded)}: one Postgres ends here ({_DATABASE_CORES_MAX} cores, "
             f"{_STORAGE_BYTES_MAX / 1e12:.0f} TB, {_WAL_BYTES_PER_S_MAX / 1e6:.0f} MB/s). Shard by principal: a key "
             "belongs to one principal, so each shard is a database with a Onefold of its own, and no request needs two"
         )

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from onefold._cli.options import JSON
-from onefold._cli.output import answer, print_table, say
+from onefold._cli.output import echo_stderr, print_json, print_table
 from onefold._cli.targets import load_target
 from onefold._kernel.readable import harmless
 from onefold._policy.retry import RetryPolicy
@@ -44,19 +44,19 @@ def command(
 ) -> None:
     """Run clients against servers in trouble, in virtual time. Exit code 1: a given policy is metastable, or worse than
     no retries."""
-    given = [Entrant(name=target, policy=_policy(target)) for target in dict.fromkeys(policies or [])]
+    candidates = [Entrant(name=target, policy=_policy(target)) for target in dict.fromkeys(policies or [])]
     if plots is not None or report is not None:
         require_matplotlib()
-    storm = _run(given, seed, quick=quick)
-    verdicts = [judge(entrant, storm) for entrant in given]
+    storm = _run(candidates, seed, quick=quick)
+    verdicts = [judge(entrant, storm) for entrant in candidates]
     _write(storm, verdicts, plots, report, page)
     if as_json:
-        answer(_plain(storm, verdicts))
+        print_json(_plain(storm, verdicts))
     else:
         for table in tables(storm):
             print_table(f"\n{table.title}", table.columns, table.rows)
     for verdict in verdicts:
-        _say(verdict)
+        _print_verdict(verdict)
     if any(not verdict.passes for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -74,13 +74,13 @@ def _policy(target: str) -> RetryPolicy:
     return value
 
 
-def _run(given: Sequence[Entrant], seed: int, *, quick: bool) -> Storm:
+def _run(candidates: Sequence[Entrant], seed: int, *, quick: bool) -> Storm:
     effort = experiments.QUICK if quick else experiments.FULL
     compared: tuple[Entrant, ...] = entrants.QUICK if quick else entrants.STANDARD
-    if quick and given:
-        compared = tuple(entrant for entrant in compared if entrant is not entrants.FIXED)  # known, and slow to run
-    with _progress() as tell:
-        return experiments.run((*compared, *given), seed, effort, tell)
+    if quick and candidates:
+        compared = tuple(entrant for entrant in compared if entrant is not entrants.FIXED)  # known, and slow
+    with _progress() as show_cell:
+        return experiments.run((*compared, *candidates), seed, effort, show_cell)
 
 
 @contextmanager
@@ -88,10 +88,10 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
     """A progress line, on a terminal."""
     console = Console(stderr=True)
     if not sys.stderr.isatty():
-        yield lambda done, total, what: None
+        yield lambda done, total, cell: None
         return
     with console.status("") as status:
-        yield lambda done, total, what: status.update(f"{done} of {total}: {harmless(what)}")
+        yield lambda done, total, cell: status.update(f"{done} of {total}: {harmless(cell)}")
 
 
 def _write(
@@ -126,14 +126,14 @@ def _plain(storm: Storm, verdicts: Sequence[PolicyVerdict]) -> dict[str, object]
     }
 
 
-def _say(verdict: PolicyVerdict) -> None:
+def _print_verdict(verdict: PolicyVerdict) -> None:
     name = harmless(verdict.policy)
     if verdict.passes:
-        say(f"{name} passes: it recovers in every experiment, and is never worse than no retries")
+        echo_stderr(f"{name} passes: it recovers in every experiment, and is never worse than no retries")
         return
     if verdict.metastable:
-        say(f"{name} is metastable: it keeps a server down that is well again")
+        echo_stderr(f"{name} is metastable: it keeps a server down that is well again")
     else:
-        say(f"{name} is worse than no retries")
+        echo_stderr(f"{name} is worse than no retries")
     for finding in verdict.findings:
-        say(f"  {finding}")
+        echo_stderr(f"  {finding}")

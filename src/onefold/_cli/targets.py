@@ -1,4 +1,4 @@
-"""From `module:attribute` to the Onefold that it means. An error in it is told in one line."""
+"""Resolves `module:attribute` to a Onefold. An error in that module is reported in one line."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def load_target(target: str) -> object:
     name, separator, path = target.partition(":")
     module_name = _module_in(name)
     if module_name != name:
-        meant = f"write {module_name}:{path}" if path else f"write {module_name}: and the name of the Onefold in it"
-        raise ConfigurationError(f"target {target!r} names a file, and must be module:attribute; {meant}")
+        hint = f"write {module_name}:{path}" if path else f"write {module_name}: and the name of the Onefold in it"
+        raise ConfigurationError(f"target {target!r} names a file, and must be module:attribute; {hint}")
     if not separator or not name or not path:
         raise ConfigurationError(f"target {target!r} must be module:attribute, for example {name or 'shop.app'}:once")
     module = _import(name)
@@ -50,8 +50,8 @@ def load_target(target: str) -> object:
         try:
             value = getattr(value, step)
         except AttributeError:
-            there = _names_in(module)
-            raise ConfigurationError(f"{name!r} has no {path!r}" + (f"; it has {there}" if there else "")) from None
+            names = _names_in(module)
+            raise ConfigurationError(f"{name!r} has no {path!r}" + (f"; it has {names}" if names else "")) from None
     return value
 
 
@@ -71,30 +71,30 @@ async def open_target(target: str, value: object) -> AnyOnefold:
             if inspect.isawaitable(value):
                 value = await value
     with _in_one_line(f"looking for a Onefold in {target!r} failed"):
-        found = _onefold_in(value)
+        once = _onefold_in(value)
         is_application = hasattr(value, "add_middleware") or hasattr(value, "wsgi_app")
-    if found is not None:
-        return found
+    if once is not None:
+        return once
     if is_application:
         raise ConfigurationError(f"{target!r} is an application without onefold: call once.install(app) in its module")
     kind = "class" if isinstance(value, type) else type(value).__qualname__
     name = target.partition(":")[0]
-    there = _names_in(sys.modules[name])
-    raise ConfigurationError(f"{target!r} is a {kind}; {_GIVE}" + (f". {name!r} has {there}" if there else ""))
+    names = _names_in(sys.modules[name])
+    raise ConfigurationError(f"{target!r} is a {kind}; {_GIVE}" + (f". {name!r} has {names}" if names else ""))
 
 
 def from_target_or_addresses(
     context: typer.Context, target: str, database: str, broker: str, *, activity: bool = False
 ) -> Callable[[], Awaitable[AnyOnefold]]:
-    """What makes the Onefold that a command works on: a target, or one of the addresses that were given."""
+    """A function that makes the Onefold a command works on: from the target, or else from the addresses."""
     return _from_target(context, target) if target else _from_addresses(database, broker, activity=activity)
 
 
-async def refuse_missing_tables(once: AnyOnefold, *questions: Callable[[str], Flow[Any]]) -> None:
-    """Workers wait for a database that is away; for missing tables they would wait in vain."""
+async def refuse_missing_tables(once: AnyOnefold, *make_flows: Callable[[str], Flow[Any]]) -> None:
+    """Raise SchemaMissing now: workers wait for a database that is away, and would wait for tables for ever."""
     try:
-        for question in questions:
-            await run_flow(once, question)
+        for make_flow in make_flows:
+            await run_flow(once, make_flow)
     except SchemaMissing:
         raise
     except StoreError:
@@ -156,26 +156,26 @@ def _import(name: str) -> ModuleType:
 
 
 def _module_in(name: str) -> str:
-    """The module that a path of a file stands for; a name that is none as it is."""
+    """The module that a file's path names; any other name unchanged."""
     parts = [part for part in name.removesuffix(".py").split("/") if part not in ("", ".")]
     return ".".join(parts) if parts and (name.endswith(".py") or "/" in name) else name
 
 
 def _close_module(name: str) -> str:
-    """What may have been meant, of the modules that are here."""
+    """A hint with the most similar module name in this directory, or nothing."""
     here = [path.stem for path in Path.cwd().glob("*.py")]
     close = get_close_matches(name, here, 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _names_in(module: ModuleType) -> str:
-    """What of a module may be a target."""
-    fit: list[str] = []
+    """The attributes of a module that may be targets."""
+    names: list[str] = []
     for name, value in vars(module).items():
-        with suppress(Exception):  # what cannot be looked at now is none
+        with suppress(Exception):  # a value that cannot be inspected is no target
             if _onefold_in(value) is not None:
-                fit.append(name)
-    return ", ".join(sorted(fit))
+                names.append(name)
+    return ", ".join(sorted(names))
 
 
 def _onefold_in(value: object) -> AnyOnefold | None:
@@ -187,16 +187,16 @@ def _onefold_in(value: object) -> AnyOnefold | None:
 
 
 @contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
-    """An error that the application raises, with its file and line."""
+def _in_one_line(action: str) -> Iterator[None]:
+    """Turn an error of the application into one line, with its file and line."""
     try:
         yield
     except OnefoldError:
-        raise  # says what to do
+        raise  # its text is one line, and says what to do
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        # In the application, where the error comes out of a library that it called.
+        # A frame of the application, where a library that it called has raised.
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(os.getcwd())]
         frame = (own or frames)[-1]
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigurationError(f"{what}: {text} ({frame.filename}, line {frame.lineno})") from error
+        raise ConfigurationError(f"{action}: {text} ({frame.filename}, line {frame.lineno})") from error

@@ -17,7 +17,7 @@ import typer
 
 import onefold
 from onefold._cli.options import YES, confirm
-from onefold._cli.output import say
+from onefold._cli.output import echo_stderr
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.readable import harmless
@@ -68,7 +68,7 @@ _KEY_OPTIONAL = typer.Option("--key-optional", help="The route takes requests wi
 _ONLY = typer.Option(help="Only this check; may be repeated.")
 _SKIP = typer.Option(help="Not this check; may be repeated.")
 _CANARY = typer.Option("--canary", help="For cron: few requests, one line unless something fails.")
-_DRY_RUN = typer.Option("--dry-run", help="Say what would be sent, and stop.")
+_DRY_RUN = typer.Option("--dry-run", help="Print what would be sent, and stop.")
 _OWN = typer.Option("--i-own-this", help="The target is another machine, and may be tested.")
 _JSON_FILE = typer.Option("--json", help="Write a report in JSON.")
 _JUNIT_FILE = typer.Option("--junit", help="Write a report in JUnit's XML.")
@@ -115,30 +115,30 @@ def command(
     try:
         require_httpx()
         _check_files(files.values())
-        asked = _operation(openapi, operation)
-        given = _target(url, asked, method, profile, _headers(header), _headers(other_header), other_url)
-        target = replace(given, duplicates=duplicates, deliveries=deliveries, key_optional=key_optional)
+        described = _operation(openapi, operation)
+        base = _target(url, described, method, profile, _headers(header), _headers(other_header), other_url)
+        target = replace(base, duplicates=duplicates, deliveries=deliveries, key_optional=key_optional)
         target = replace(target, expiry_s=expiry, count_delay_s=count_delay)
         _require_owned([target.url, target.other_url], own=own)
-        template = _read_text(body) if body is not None or asked is None else asked.template
+        template = _read_text(body) if body is not None or described is None else described.template
         credentials = _credentials(target, [count, publish])
         truth = _Truth(count, publish, credentials, shell=count_shell, timeout_s=timeout)
         checks = choose(target.profile, only=only or (), skip=skip or (), canary=canary, http=bool(target.url))
         run_id = f"v{secrets.token_hex(5)}"
         payloads = Payloads(template, run=run_id, other=_read_text(other_body))
         plan = _Plan(run_id, target, payloads, truth, *checks, timeout_s=timeout)
-        if _announce(plan, dry_run=dry_run, ask=not (yes or canary)):
+        if _announce(plan, dry_run=dry_run, confirms=not (yes or canary)):
             report = credentials.hide(_probe(plan))
             for write, file in files.items():
                 _write(file, write(report))
-            _say_report(report, canary=canary)
+            _print_report(report, canary=canary)
     except ConfigurationError as error:
-        say(harmless(str(error)))
+        echo_stderr(harmless(str(error)))
         raise typer.Exit(2) from None
 
 
 class _Truth:
-    """The commands that were given."""
+    """The commands of --count and --publish."""
 
     def __init__(
         self, count: str | None, publish: str | None, secrets: Secrets, *, shell: bool, timeout_s: float
@@ -153,7 +153,7 @@ class _Truth:
         }
 
     def surround(self, port: HttpPort, run_id: str) -> Surroundings:
-        """With what the checks need of the edge."""
+        """The I/O that the checks need: port, keys, waiting, and the commands."""
         count, publish = self._commands.get("--count"), self._commands.get("--publish")
         return Surroundings(
             port=port,
@@ -172,7 +172,7 @@ def _publish(publish: GroundTruth, run_id: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is going to be done."""
+    """All that the run will do: target, payloads, commands and checks."""
 
     run_id: str
     target: Target
@@ -193,7 +193,7 @@ class _Plan:
 
 def _target(
     url: str | None,
-    asked: OperationRequest | None,
+    described: OperationRequest | None,
     method: str,
     profile: str,
     headers: HeaderLines,
@@ -202,17 +202,17 @@ def _target(
 ) -> Target:
     if profile not in PROFILES:
         raise ConfigurationError(f"--profile {profile!r} is unknown; there are: {', '.join(PROFILES)}")
-    if asked is not None:
-        method = asked.method
-        given = {name.lower() for name, _ in headers}
-        headers = (*(line for line in asked.headers if line[0].lower() not in given), *headers)
+    if described is not None:
+        method = described.method
+        own_names = {name.lower() for name, _ in headers}
+        headers = (*(line for line in described.headers if line[0].lower() not in own_names), *headers)
     if method.upper() not in _METHODS:
         raise ConfigurationError(f"--method {method!r} takes no key; give one of {', '.join(_METHODS)}")
     address = "" if url is None else require_url(url)
-    if asked is not None:
+    if described is not None:
         if not address:
             raise ConfigurationError("give the address of the server, too: onefold verify URL --openapi ...")
-        address = address.rstrip("/") + asked.path
+        address = address.rstrip("/") + described.path
     return Target(
         url=address,
         method=method.upper(),
@@ -223,9 +223,9 @@ def _target(
     )
 
 
-def _headers(given: Sequence[str] | None) -> HeaderLines:
+def _headers(header_options: Sequence[str] | None) -> HeaderLines:
     lines = []
-    for line in given or ():
+    for line in header_options or ():
         name, colon, value = line.partition(":")
         if (
             not colon
@@ -257,8 +257,8 @@ def _operation(openapi: Path | None, operation: str | None) -> OperationRequest 
     return read_operation(_read_file(openapi), operation)
 
 
-def _read_text(given: str | None) -> str | None:
-    return _read_file(Path(given[1:])) if given is not None and given.startswith("@") else given
+def _read_text(value: str | None) -> str | None:
+    return _read_file(Path(value[1:])) if value is not None and value.startswith("@") else value
 
 
 def _read_file(path: Path) -> str:
@@ -269,14 +269,14 @@ def _read_file(path: Path) -> str:
 
 
 def _check_files(files: Iterable[Path | None]) -> None:
-    """Before anything is sent: a report that cannot be written would be known only when all is done."""
+    """Check before anything is sent that the reports can be written, and not when all is done."""
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise ConfigurationError(f"{file} cannot be written: there is no directory {file.parent}")
 
 
-def _announce(plan: _Plan, *, dry_run: bool, ask: bool) -> bool:
-    """Say what will be sent; whether to go on."""
+def _announce(plan: _Plan, *, dry_run: bool, confirms: bool) -> bool:
+    """Print what will be sent, and ask for confirmation; whether to go on."""
     target = plan.target
     if not target.url and not plan.truth.options:
         raise ConfigurationError("give the URL of a route, or --publish and --count for a consumer")
@@ -295,8 +295,8 @@ def _announce(plan: _Plan, *, dry_run: bool, ask: bool) -> bool:
         for check in plan.checks:
             typer.echo(f"{check.name}: {check.promise}")
         return False
-    say(harmless(line))
-    if ask and sys.stdin.isatty():
+    echo_stderr(harmless(line))
+    if confirms and sys.stdin.isatty():
         try:
             confirm("Send them?", yes=False)
         except typer.Abort:  # its exit code says that a check has failed
@@ -331,11 +331,11 @@ def _progress() -> Callable[[str], None]:
     """A line per check, on a terminal: some wait."""
     if not sys.stderr.isatty():
         return lambda name: None
-    return lambda name: say(f"checking {name}")
+    return lambda name: echo_stderr(f"checking {name}")
 
 
 def _write(file: Path | None, content: str) -> None:
-    """At once: a collector never reads half of it."""
+    """Write a report by renaming a finished file: a collector never reads half of it."""
     if file is None:
         return
     partial_file = file.with_name(f".{file.name}.{os.getpid()}")
@@ -346,7 +346,7 @@ def _write(file: Path | None, content: str) -> None:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _say_report(report: ProbeReport, *, canary: bool) -> None:
+def _print_report(report: ProbeReport, *, canary: bool) -> None:
     brief = canary and report.verdict == "passed"
     typer.echo(harmless(verdict_line(report) if brief else text(report).rstrip("\n")))
     code = {"passed": 0, "failed": 1, "unusable": 2, "untold": 2}[report.verdict]

@@ -1,4 +1,4 @@
-"""`onefold dlq discard`, `skip` and `resume`: going on without a failed message. Each is asked for, and audited."""
+"""`onefold dlq discard`, `skip` and `resume`: go on without a failed message, after confirmation; audited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from onefold._app.operator_actions import discard_fitting, discard_letters
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, YES, actor_name, confirm
-from onefold._cli.output import answer
+from onefold._cli.output import print_json
 from onefold._cli.session import session
 from onefold._cli.times import moment_of
 from onefold._inbox.discard_and_skip import resume_at, skip
@@ -42,26 +42,26 @@ def discard_command(
         raise typer.BadParameter("say which: either ids, or --topic, --reason, --since, --until (without --force)")
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     with session(database) as db:
-        whose = consumer_of(db, consumer)
-        confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
+        owner = consumer_of(db, consumer)
+        confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {owner} for good?", yes=yes)
         if ids:
-            chosen_ids, who = tuple(ids), actor_name(actor)
-            count = db.ask(discard_letters(db.dialect, whose, chosen_ids, actor=who, why=why, force=force))
+            chosen_ids, by = tuple(ids), actor_name(actor)
+            count = db.run(discard_letters(db.dialect, owner, chosen_ids, actor=by, why=why, force=force))
         else:
-            chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
-            count = db.ask(discard_fitting(db.dialect, chosen, actor=actor_name(actor), why=why))
-    _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
+            chosen = Filter(consumer=owner, topic=topic or None, reason=reason or None, since=begin, until=end)
+            count = db.run(discard_fitting(db.dialect, chosen, actor=actor_name(actor), why=why))
+    _print_discarded(owner, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)
 
 
-def _print_discarded(consumer: str, count: int, asked: int | None, *, as_json: bool) -> None:
+def _print_discarded(consumer: str, count: int, requested: int | None, *, as_json: bool) -> None:
     if as_json:
-        answer({"consumer": consumer, "discarded": count, "asked": asked})
-    elif asked is None:
+        print_json({"consumer": consumer, "discarded": count, "asked": requested})
+    elif requested is None:
         typer.echo(f"discarded: {count}")
     else:
-        typer.echo(f"discarded: {count} of {asked}" + ("" if count == asked else "; the others are not dead"))
+        typer.echo(f"discarded: {count} of {requested}" + ("" if count == requested else "; the others are not dead"))
 
 
 def skip_command(
@@ -98,7 +98,7 @@ def resume_command(
 def _move(
     verb: Callable[..., Flow[Any]],
     question: str,
-    done: str,
+    outcome: str,
     message_id: str,
     database: str,
     consumer: str,
@@ -109,10 +109,10 @@ def _move(
     as_json: bool,
 ) -> None:
     with session(database) as db:
-        whose = consumer_of(db, consumer)
-        confirm(question.format(id=message_id, consumer=whose), yes=yes)
-        db.ask(verb(db.dialect, whose, message_id, actor=actor_name(actor), why=why))
+        owner = consumer_of(db, consumer)
+        confirm(question.format(id=message_id, consumer=owner), yes=yes)
+        db.run(verb(db.dialect, owner, message_id, actor=actor_name(actor), why=why))
     if as_json:
-        answer({"consumer": whose, done: message_id})
+        print_json({"consumer": owner, outcome: message_id})
     else:
-        typer.echo(f"{done}: {message_id} of {whose}")
+        typer.echo(f"{outcome}: {message_id} of {owner}")

@@ -1,4 +1,4 @@
-"""`onefold dlq redrive`, `jobs` and `cancel`: dead letters are tried again, at a rate, as a job."""
+"""`onefold dlq redrive`, `jobs` and `cancel`: try dead letters again, at a rate, as a job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, actor_name
-from onefold._cli.output import answer, print_table, say
-from onefold._cli.session import CommandSession, ask, session
+from onefold._cli.output import echo_stderr, print_json, print_table
+from onefold._cli.session import CommandSession, run_on_database, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.failed_lists import list_jobs
@@ -31,7 +31,7 @@ def redrive_command(
     reason: Annotated[str, REASON] = "",
     since: Annotated[str, SINCE] = "",
     until: Annotated[str, UNTIL] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and stop.")] = False,
     rate: Annotated[float, typer.Option(help="Dead letters per second.")] = 10,
     limit: Annotated[int, typer.Option(min=1, max=REDRIVE_MAX, help="At most this many.")] = 10_000,
     days_max: Annotated[
@@ -56,13 +56,13 @@ def redrive_command(
         )
         age_s = days_max * DAY_S
         if dry_run:
-            _print_preview(chosen.consumer, db.ask(preview(db.dialect, chosen, dead_letter_s=age_s)), as_json)
+            _print_preview(chosen.consumer, db.run(preview(db.dialect, chosen, dead_letter_s=age_s)), as_json)
             return
         started = redrive(
             db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s, why=why
         )
-        job = db.ask(started)
-        unfit = 0 if job.failed_messages else db.ask(preview(db.dialect, chosen, dead_letter_s=age_s)).unfit
+        job = db.run(started)
+        unfit = 0 if job.failed_messages else db.run(preview(db.dialect, chosen, dead_letter_s=age_s)).unfit
         if wait and job.failed_messages:
             job = _wait_for(db, job)
     hint = f"; {unfit} died more than {days_max:g} days ago: see --days" if unfit else ""
@@ -78,17 +78,17 @@ def jobs_command(
 ) -> None:
     """List redrives, the newest first, and how they stand."""
     with session(database) as db:
-        found = [
+        jobs = [
             {**_job(each.job), "actor": each.actor, "started": moment(each.started_ms)}
-            for each in db.ask(list_jobs(db.dialect, limit=limit))
+            for each in db.run(list_jobs(db.dialect, limit=limit))
         ]
     if as_json:
-        answer(found)
+        print_json(jobs)
         return
     columns = ("id", "consumer", "actor", "started", "failed_messages", "handled", "waiting", "dead", "cancelled")
-    if found:
+    if jobs:
         titles = ["messages" if column == "failed_messages" else column for column in columns]
-        print_table("", titles, [[each[column] for column in columns] for each in found])
+        print_table("", titles, [[each[column] for column in columns] for each in jobs])
     else:
         typer.echo("there are no redrives")
 
@@ -101,12 +101,12 @@ def cancel_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Cancel a redrive: what was not tried yet is dead again."""
-    job = ask(database, lambda dialect: cancel(dialect, job_id, actor=actor_name(actor), why=why))
+    job = run_on_database(database, lambda dialect: cancel(dialect, job_id, actor=actor_name(actor), why=why))
     _print_job(job, as_json=as_json)
 
 
 def _wait_for(db: CommandSession, job: Job) -> Job:
-    say(
+    echo_stderr(
         f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
         "`onefold dlq cancel`"
     )
@@ -114,7 +114,7 @@ def _wait_for(db: CommandSession, job: Job) -> Job:
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("redriven", total=job.failed_messages)
         while True:
-            job = db.ask(job_of(db.dialect, job.id))
+            job = db.run(job_of(db.dialect, job.id))
             progress.update(bar, completed=job.failed_messages - job.waiting)
             if job.cancelled or not job.waiting:
                 return job
@@ -129,24 +129,24 @@ def _job(job: Job) -> dict[str, Any]:
 
 def _print_job(job: Job, *, as_json: bool, hint: str = "") -> None:
     if as_json:
-        answer(_job(job))
+        print_json(_job(job))
     elif not job.failed_messages:
         typer.echo(f"no dead letter of {job.consumer} fits{hint}")
     else:
-        word = "cancelled" if job.cancelled else "redrive"
+        action = "cancelled" if job.cancelled else "redrive"
         typer.echo(
-            f"{word} {job.id}: {job.failed_messages} failed messages of {job.consumer}; "
+            f"{action} {job.id}: {job.failed_messages} failed messages of {job.consumer}; "
             f"{job.waiting} waiting, {job.dead} dead again"
         )
 
 
-def _print_preview(consumer: str, found: Preview, as_json: bool) -> None:
+def _print_preview(consumer: str, summary: Preview, as_json: bool) -> None:
     if as_json:
-        answer({"consumer": consumer, "failed_messages": found.failed_messages, **asdict(found)})
+        print_json({"consumer": consumer, "failed_messages": summary.failed_messages, **asdict(summary)})
         return
-    typer.echo(f"would redrive {found.failed_messages} dead letters of {consumer}")
-    if found.groups:
-        rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in found.groups]
+    typer.echo(f"would redrive {summary.failed_messages} dead letters of {consumer}")
+    if summary.groups:
+        rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in summary.groups]
         print_table("", ("topic", "messages", "unfit", "reason"), rows)
-    if found.first:
-        typer.echo("first: " + ", ".join(found.first))
+    if summary.first:
+        typer.echo("first: " + ", ".join(summary.first))

@@ -1,4 +1,4 @@
-"""Which failed messages: the filters the commands share, and of which consumer where none is named."""
+"""The filters that the dlq commands share, and the consumer where none is named."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SINCE = typer.Option(
 UNTIL = typer.Option("--until", help="Only those that died before this time.")
 
 
-def consumer_of(session: CommandSession, given: str) -> str:
-    """The consumer that was named, or the only one that can be meant."""
-    if given:
-        return given
-    names = session.ask(list_failed_consumers(session.dialect))
+def consumer_of(session: CommandSession, name: str) -> str:
+    """The named consumer, or the only one that has failed messages."""
+    if name:
+        return name
+    names = session.run(list_failed_consumers(session.dialect))
     if not names:
         raise ConfigurationError("there are no failed messages")
     if len(names) > 1:

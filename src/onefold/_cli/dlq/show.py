@@ -1,4 +1,4 @@
-"""`onefold dlq list` and `onefold dlq show`: looking changes nothing."""
+"""`onefold dlq list` and `onefold dlq show`: read failed messages, and change nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL
 from onefold._cli.options import DATABASE, JSON, TOPIC
-from onefold._cli.output import answer, print_table
+from onefold._cli.output import print_json, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.times import moment_of
 from onefold._inbox.failed_lists import find_failed, list_failed_consumers
@@ -54,33 +54,33 @@ def list_command(
 ) -> None:
     """List dead letters: messages that are not tried again until a person says so."""
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
-    found: list[dict[str, Any]] = []
+    letters: list[dict[str, Any]] = []
     with session(database) as db:
-        for name in [consumer] if consumer else db.ask(list_failed_consumers(db.dialect)):
+        for name in [consumer] if consumer else db.run(list_failed_consumers(db.dialect)):
             chosen = Filter(consumer=name, topic=topic or None, reason=reason or None, since=begin, until=end)
-            if len(found) < limit:
-                fit = db.ask(list_summaries(db.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
-                found += [_summary(name, failed_message) for failed_message in fit]
+            if len(letters) < limit:
+                fit = db.run(list_summaries(db.dialect, chosen, state=_STATES[state], limit=limit - len(letters)))
+                letters += [_summary(name, failed_message) for failed_message in fit]
         hints = [] if state is not State.DEAD or as_json else list(_hints(db, consumer, topic))
     if as_json:
-        answer(found)
+        print_json(letters)
         return
     columns = ("id", "consumer", "topic", "key", "state", "failed", "died", "reason")
-    if found:
-        print_table("", columns, [[each[column] for column in columns] for each in found])
-    what = "dead letters" if state is State.DEAD else "failed messages"
-    typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+    if letters:
+        print_table("", columns, [[each[column] for column in columns] for each in letters])
+    label = "dead letters" if state is State.DEAD else "failed messages"
+    typer.echo(f"{label}: {len(letters)}" + (", perhaps more: raise --limit" if len(letters) == limit else ""))
     for hint in hints:
         typer.echo(hint)
 
 
 def _hints(db: CommandSession, consumer: str, topic: str) -> Iterator[str]:
-    """What else may be looked for here."""
+    """Where else to look: waiting messages, and parked works."""
     if waiting := _count_waiting(db, consumer, topic):
         yield f"waiting for their next try, or behind an earlier message of their key: {waiting}; see --state waiting"
     if consumer or topic:
         return
-    works = db.ask(list_works(db.dialect, parked_only=True, limit=WORKS_MAX))
+    works = db.run(list_works(db.dialect, parked_only=True, limit=WORKS_MAX))
     # A message that is parked at its steps is a dead letter, too.
     if parked := sum(work.kind != "message" for work in works):
         yield f"requests and works that wait for a person: {parked}; see `onefold keys list --parked`"
@@ -90,7 +90,7 @@ def _count_waiting(db: CommandSession, consumer: str, topic: str) -> int:
     """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
     return sum(
         tally.failed_messages
-        for tally in db.ask(count_failed(db.dialect))
+        for tally in db.run(count_failed(db.dialect))
         if tally.state == "waiting" and consumer in ("", tally.consumer) and topic in ("", tally.topic)
     )
 
@@ -101,37 +101,37 @@ def show_command(
     consumer: Annotated[str, CONSUMER] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Show one failed message: its headers, its data, and what became of it each time."""
+    """Show one failed message: its headers, its data, and the error of each attempt."""
     with session(database) as db:
-        names = [consumer] if consumer else db.ask(list_failed_consumers(db.dialect))
-        found = [
+        names = [consumer] if consumer else db.run(list_failed_consumers(db.dialect))
+        matches = [
             (name, failed_message)
             for name in names
-            if (failed_message := db.ask(find_failed(db.dialect, name, message_id))) is not None
+            if (failed_message := db.run(find_failed(db.dialect, name, message_id))) is not None
         ]
-    if not found:
+    if not matches:
         raise ConfigurationError(
             f"there is no failed message {message_id!r}" + (f" of {consumer!r}" if consumer else "")
         )
-    if len(found) > 1:
-        owners = ", ".join(name for name, _ in found)
+    if len(matches) > 1:
+        owners = ", ".join(name for name, _ in matches)
         raise ConfigurationError(
             f"several consumers have a failed message {message_id!r} ({owners}): name one with --consumer"
         )
-    name, failed_message = found[0]
+    name, failed_message = matches[0]
     if as_json:
         origin = {
             "broker": failed_message.origin.broker,
             "subject": failed_message.origin.subject,
             "id": failed_message.origin.id,
         }
-        found_there = {
+        content = {
             "origin": origin,
             "headers": failed_message.headers,
             **_data(failed_message),
             "history": failed_message.history,
         }
-        answer({**_summary(name, failed_message), **found_there})
+        print_json({**_summary(name, failed_message), **content})
     else:
         _print(name, failed_message)
 
@@ -157,7 +157,7 @@ def _summary(consumer: str, failed_message: FailedMessage) -> dict[str, Any]:
 
 
 def _data(failed_message: FailedMessage) -> dict[str, Any]:
-    """The data as what it is: JSON, text, or bytes."""
+    """The data, decoded as far as possible: JSON, text, or bytes in Base64."""
     try:
         text = failed_message.data.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """The starter of `onefold init`: its files as text, each a whole program with lines that only some choices have.
 
-A line that ends with `#? words` stands in the starter where all of these words were chosen.
+A line that ends with `#? choices` is written where all of these choices were made.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StarterBroker(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """What was chosen."""
+    """The choices of one starter."""
 
     framework: StarterFramework
     database: StarterDatabase
@@ -53,7 +53,7 @@ class Starter:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Those that it needs, as `python -m onefold.testing.servers` names them."""
+        """The servers that it needs, as `python -m onefold.testing.servers` names them."""
         database = ("postgres",) if self.database is StarterDatabase.POSTGRES else ()
         return database if self.broker in (StarterBroker.NONE, StarterBroker.LOCAL) else (*database, self.broker.value)
 
@@ -66,22 +66,22 @@ class Starter:
 
     @property
     def commands(self) -> tuple[str, str, str]:
-        """From nothing to an application that runs."""
+        """The commands from a new folder to a running application."""
         return "pip install -r requirements.txt", "pytest", self.serve
 
     def write(self) -> dict[str, str]:
         """Each file's text, by its name."""
-        texts = {
+        templates = {
             "app.py": f"{self.framework}.py.txt",
             "conftest.py": "conftest.py.txt",
             "test_app.py": "test_app.py.txt",
             "requirements.txt": "requirements.txt.txt",
             "README.md": "README.md.txt",
         }
-        return {name: self._render(text) for name, text in texts.items()}
+        return {name: self._render(text) for name, text in templates.items()}
 
     def _render(self, name: str) -> str:
-        text = choose_lines((files(__name__) / name).read_text(encoding="utf-8"), self._words)
+        text = choose_lines((files(__name__) / name).read_text(encoding="utf-8"), self._choices)
         if name.endswith(".py.txt"):
             return text
         return Template(text).substitute(
@@ -94,15 +94,15 @@ class Starter:
         )
 
     @property
-    def _words(self) -> Set[str]:
-        words = {self.framework.value, self.database.value}
-        words.add("flask" if self.framework is StarterFramework.FLASK else "asyncio")
-        words.add("silent" if self.broker is StarterBroker.NONE else "events")
+    def _choices(self) -> Set[str]:
+        choices = {self.framework.value, self.database.value}
+        choices.add("flask" if self.framework is StarterFramework.FLASK else "asyncio")
+        choices.add("silent" if self.broker is StarterBroker.NONE else "events")
         if self.broker is StarterBroker.LOCAL:
-            words.add("local")
+            choices.add("local")
         elif self.broker is not StarterBroker.NONE:
-            words.add("broker")
-        return words | ({"private"} if self.servers else set())
+            choices.add("broker")
+        return choices | ({"private"} if self.servers else set())
 
     @property
     def _extras(self) -> list[str]:
@@ -114,11 +114,11 @@ class Starter:
         return [*extras, *(["servers"] if self.servers else [])]
 
 
-def choose_lines(text: str, words: Set[str]) -> str:
+def choose_lines(text: str, choices: Set[str]) -> str:
     """The lines whose words were chosen, without their marks."""
-    kept: list[str] = []
+    chosen: list[str] = []
     for line in text.splitlines():
-        content, _, wanted = line.partition(_MARK)
-        if set(wanted.split()) <= words:
-            kept.append(content.rstrip())
-    return "\n".join(kept) + "\n"
+        content, _, needed = line.partition(_MARK)
+        if set(needed.split()) <= choices:
+            chosen.append(content.rstrip())
+    return "\n".join(chosen) + "\n"
