@@ -370,8 +370,8 @@ class SqliteConnection:
 
 
 def query_handle(handle: Any, statement: HandlerStatement) -> NamedRows:
-    """Execute on the handle (a GuardedConnection) as the handler would, with its checks made once, and not for each call
-    of a cursor. A cursor that is made like this gives plain rows, whatever the handler has set for its own."""
+    """Execute on the handle (a GuardedConnection) as the handler would, with its checks made once, and not for each
+    call of a cursor. A cursor that is made like this gives plain rows, whatever the handler has set for its own."""
     try:
         with handle.lock:
             handle.check()
