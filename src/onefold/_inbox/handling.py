@@ -205,7 +205,8 @@ class Inbox:
 
     async def _attempt(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         began = monotonic_s()
-        opened = await checkout(lambda: self._open(stored))
+        opening = self._open if self.consumer.order == "none" else self._open_in_order
+        opened = await checkout(lambda: opening(stored))
         if isinstance(opened, _IdConflict):
             await Release()
             return await self._attempt_apart(stored.set_apart(), tx)
@@ -239,34 +240,39 @@ class Inbox:
             self.in_hand.pop(stored.id, None)
 
     async def _open(self, stored: StoredMessage) -> _Go | _IdConflict | InboxEvent:
-        """Begin, and write the ledger row if the message is ours to handle now."""
-        sql, name, order = self.sql, self._name, self.consumer.order
+        """Begin, and write the ledger row if the message is ours to handle."""
+        sql, name = self.sql, self._name
         kept = isinstance(stored, FailedMessage)
         done = (sql.drop(name, stored.id),) if kept else ()
-        opening = sql.opening(self.lease_ms)
-        begin: tuple[BatchItem, ...] = (begin_at(self.consumer.isolation), *opening)
-        if order == "none":
-            if stored.own_id is not None:
-                # A delivery that saw its id free may be writing its row under that: take the id first, or wait for it.
-                own = identity_of(stored.own_id, stored.source)
-                if not await Batch((*begin, sql.take_id(name, own))) and await Fetch(sql.handled(name, own)):
-                    return await self._end_as_duplicate(stored, done)
-                if await Batch((claim(sql, self.consumer, stored, None),)):
-                    return _Go(done)
-            elif await Batch((begin[0], open_and_claim(sql, self.consumer, stored, self.lease_ms))):
+        begin, opening = begin_at(self.consumer.isolation), sql.opening(self.lease_ms)
+        if stored.own_id is not None:
+            # A delivery that saw its id free may be writing its row under that: take the id first, or wait for it.
+            own = identity_of(stored.own_id, stored.source)
+            if not await Batch((begin, *opening, sql.take_id(name, own))) and await Fetch(sql.handled(name, own)):
+                return await self._end_as_duplicate(stored, done)
+            if await Batch((claim(sql, self.consumer, stored, None),)):
                 return _Go(done)
-            elif opening:
-                await Batch(opening)
-            if not await is_ours(sql, name, stored):
-                return await leave(name, stored)
-            if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
-                await Batch((Boundary.ROLLBACK,))
-                return _IdConflict()
-            return await self._end_as_duplicate(stored, done)
+        elif await Batch((begin, open_and_claim(sql, self.consumer, stored, self.lease_ms))):
+            return _Go(done)
+        elif opening:
+            await Batch(opening)
+        # Its row was there, or is not ours to write: find out which.
+        if not await is_ours(sql, name, stored):
+            return await leave(name, stored)
+        if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
+            await Batch((Boundary.ROLLBACK,))
+            return _IdConflict()
+        return await self._end_as_duplicate(stored, done)
+
+    async def _open_in_order(self, stored: StoredMessage) -> _Go | _IdConflict | InboxEvent:
+        """Begin, lock the stream, and write the ledger row if it is the message's turn."""
+        sql, name = self.sql, self._name
+        done = (sql.drop(name, stored.id),) if isinstance(stored, FailedMessage) else ()
         stream, epoch, version = stream_position(stored)
-        first: tuple[Statement, ...] = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
+        first: tuple[BatchItem, ...] = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
         if self._stepped is None:
             first = (*first, claim(sql, self.consumer, stored, (stream, epoch, version)))
+        begin: tuple[BatchItem, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
         if not await Batch((*begin, *first)) or self._stepped is not None:
             not_yet = await self._judge(stored, done)
             if not_yet is not None:
