@@ -20,7 +20,7 @@ import typer
 from onefold._app import AsyncOnefold, Onefold
 from onefold._app.base_app import run_flow
 from onefold._cli.options import require_database
-from onefold._http.install_checks import left_in
+from onefold._http.install_checks import find_installed
 from onefold._kernel.effects import Flow
 from onefold.db._drivers import dialect_of
 from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing, StoreError
@@ -182,7 +182,7 @@ def _onefold_in(value: object) -> AnyOnefold | None:
     """A Onefold, or the one that is installed in an application."""
     if isinstance(value, AsyncOnefold | Onefold):
         return value
-    found = left_in(value)
+    found = find_installed(value)
     return found if isinstance(found, AsyncOnefold | Onefold) else None
 
 

@@ -158,11 +158,9 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         guard, policy, key, self._body = self._guard, self.policy, self._key, body
         try:
             # Without a key too: who may not have one claimed gets no transaction either.
-            may, whose = policy.authorize_function, policy.principal_function
-            principal = await authenticate(guard.framework, may, whose, self.request, body, self._route.template)
-        except (
-            OnefoldError
-        ) as error:  # also where they query a store that is down: the caller is not authenticated then
+            allow, identify = policy.authorize_function, policy.principal_function
+            principal = await authenticate(guard.framework, allow, identify, self.request, body, self._route.template)
+        except OnefoldError as error:  # also where they query a store that is down: the caller is not known then
             return self._refuse(error)
         except ApplicationRefusal as answered:
             self._emit_turned_away(answered.response.status)
