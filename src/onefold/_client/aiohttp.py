@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
-#: What was given up last in this task, and what tells one call of the session from another: on some errors it sends an
-#: idempotent request once more, through all of its middlewares, which would be four attempts after four attempts.
+#: The error that was given up last in this task, and the call of the session it is of: on some errors a session sends
+#: an idempotent request once more, through all of its middlewares, which would be four attempts after four attempts.
 _given_up: ContextVar[tuple[object, Exception] | None] = ContextVar("onefold.given_up", default=None)
 
 #: Whether this task is in the middle of an attempt of some session's.
@@ -86,7 +86,7 @@ class AiohttpRequest:
         self.host = request.url.host_port_subcomponent or ""
         self.options: Mapping[str, Any] = {}
         self.streams = False
-        #: An answer is arriving that does not say how long it is.
+        #: An answer of unknown length is arriving.
         self._unsized = False
 
     def address(self) -> str:
@@ -111,7 +111,7 @@ class AiohttpRequest:
         from aiohttp import MultipartWriter, payload
 
         body: Any = self._request.body
-        # A generator's payload would say that it is not consumed until it is, and a file only after it was sent.
+        # A generator's payload reports that it is not consumed until it is, and a file only after it was sent.
         parts = [part for part, *_ in body] if isinstance(body, MultipartWriter) else [body]
         return all(
             not isinstance(part, payload.AsyncIterablePayload)
@@ -125,7 +125,7 @@ class AiohttpRequest:
         return body if isinstance(body, bytes) else await body.as_bytes()
 
     def patience_s(self, left_s: float) -> float:
-        return left_s  # the limits of a session are not told to its middlewares
+        return left_s  # the limits of a session are not visible to its middlewares
 
     async def send(self, seconds: float) -> ClientResponse:
         self._unsized = False

@@ -1,4 +1,4 @@
-"""What may be said of one call, or of those in a block: checked where it is said, as a policy checks its settings."""
+"""The options of one call, or of those in a block: checked where they are given, as a policy checks its settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _RANGES: Final = {
     "hedge_s": (0, 86_400, False),
 }
 
-#: What is looked for among the options of a call.
+#: The names of the options of a call.
 OPTIONS: Final = frozenset({*_RANGES, "intent", "retry_if", "stream"})
 
 
-def check_options(said: Mapping[str, Any]) -> None:
-    """Refuse by name and value what is out of range; None: nothing was said."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse by name and value what is out of range; None: not given."""
     for name, (least, most, whole) in _RANGES.items():
-        if (value := said.get(name)) is not None:
+        if (value := options.get(name)) is not None:
             require(name, value, least=least, most=most, whole=whole)
-    stream = said.get("stream")
+    stream = options.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise ConfigurationError(f"stream={stream!r} must be True or False")
-    check_condition(said.get("retry_if"))
+    check_condition(options.get("retry_if"))

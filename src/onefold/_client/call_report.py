@@ -14,7 +14,7 @@ _CHAIN_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport:
-    """What became of a call. `reason` says why there was no further attempt, or is None where none was needed."""
+    """The course of a call. `reason` is why there was no further attempt, or None where none was needed."""
 
     attempts: int
     """How many were made."""
@@ -51,27 +51,27 @@ class LayerReport:
 
 def report_of(ended: object) -> CallReport | None:
     """The report of a call, from its response or from the error it raised; None for calls that were not retrying."""
-    made: Callable[[], CallReport] | None = getattr(ended, _ATTRIBUTE, None)
-    return None if made is None else made()
+    report: Callable[[], CallReport] | None = getattr(ended, _ATTRIBUTE, None)
+    return None if report is None else report()
 
 
 def was_retried_below(ended: object, began: float) -> bool:
     """Whether another layer has retried what ended like this, or with what it came from, and has given up: in the
     middle of our attempt, which began then. What was left before that is of another call."""
-    seen = ended
+    current = ended
     for _ in range(_CHAIN_MAX):
-        if seen is None:
+        if current is None:
             return False
-        for each in (seen, getattr(seen, "response", None)):
-            left = getattr(each, _ATTRIBUTE, None)
-            if isinstance(left, LayerReport) and left.at >= began:
+        for each in (current, getattr(current, "response", None)):
+            report = getattr(each, _ATTRIBUTE, None)
+            if isinstance(report, LayerReport) and report.at >= began:
                 return True
-        seen = getattr(seen, "__cause__", None) or getattr(seen, "__context__", None)
+        current = getattr(current, "__cause__", None) or getattr(current, "__context__", None)
     return False
 
 
 def attach(report: Callable[[], CallReport], ended: object) -> None:
-    """Leave a report where `report_of` finds it. It is made when it is asked for, which is rare."""
+    """Leave a report where `report_of` finds it. It is made when it is read, which is rare."""
     if (attributes := getattr(ended, "__dict__", None)) is not None:  # what takes none is handed on as it is
         attributes[_ATTRIBUTE] = report
 

@@ -1,8 +1,8 @@
 """The spans of an outgoing call: one for the call, and one below it for each attempt.
 
 The call is what the application waits for, with its intent and its key; an attempt is what leaves, and its context goes
-with it in the headers, another for each attempt. The address is told up to its port: a path or a query may hold a name
-or a token.
+with it in the headers, another for each attempt. The address is recorded up to its port: a path or a query may hold a
+name or a token.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ def _follow(span: Span, work: Callable[[], Any], note: Callable[[Any], None] | N
 async def _await(span: Span, answer: Awaitable[Any], note: Callable[[Any], None] | None) -> Any:
     try:
         with span.active():
-            found = await answer
+            response = await answer
         if note is not None:
-            note(found)
-        return found
+            note(response)
+        return response
     except BaseException as error:
         span.fail(error)
         raise
@@ -172,10 +172,10 @@ async def _await(span: Span, answer: Awaitable[Any], note: Callable[[Any], None]
 
 def _address(method: str, host: str) -> dict[str, Attribute]:
     name, _, port = host.rpartition(":") if host.rpartition(":")[2].isdecimal() else (host, "", "")
-    found: dict[str, Attribute] = {"http.request.method": method, "server.address": name}
+    attributes: dict[str, Attribute] = {"http.request.method": method, "server.address": name}
     if port:
-        found["server.port"] = int(port)
-    return found
+        attributes["server.port"] = int(port)
+    return attributes
 
 
 def _note_status(span: Span, status: int) -> None:

@@ -45,7 +45,7 @@ pending_redirect: Callable[[], Redirect | None] = _redirect.get
 remember_redirect: Callable[[Redirect | None], object] = _redirect.set
 
 
-#: What the code around a call says about it: see `options`.
+#: The options from the code around a call: see `options`.
 _options: ContextVar[Mapping[str, Any] | None] = ContextVar("onefold.clients.options", default=None)
 
 current_options: Callable[[], Mapping[str, Any] | None] = _options.get
@@ -62,13 +62,13 @@ def options(
     retry_if: RetryIf | None = None,
     hedge_s: float | None = None,
 ) -> Iterator[None]:
-    """What holds for the requests in this block, with every client, as `extensions` say it for one of httpx: `with
-    onefold.clients.options(deadline_s=2): session.get(...)`. A block inside another says only what differs; what is
-    said with a request itself comes first. `deadline_s`, `attempts_max` and `attempt_s` are as in RetryPolicy.
-    `stream`: answers that do not say how long they are are handed on while they arrive, and not read within their
-    attempt. `retry_if`: see Retrying. `hedge_s`: what only reads is asked again, beside the first attempt, where there
-    is no answer after so many seconds (httpx.AsyncClient)."""
-    said = {
+    """Options of the requests in this block, with every client, like the `extensions` of one request of httpx: `with
+    onefold.clients.options(deadline_s=2): session.get(...)`. A block inside another gives only what differs; options
+    of a request itself come first. `deadline_s`, `attempts_max` and `attempt_s` are as in RetryPolicy. `stream`:
+    answers of unknown length are passed on while they arrive, and not read within their attempt. `retry_if`: see
+    Retrying. `hedge_s`: a request that only reads is sent again, beside the first attempt, where there is no answer
+    after so many seconds (httpx.AsyncClient)."""
+    settings = {
         "deadline_s": deadline_s,
         "attempts_max": attempts_max,
         "attempt_s": attempt_s,
@@ -76,9 +76,9 @@ def options(
         "retry_if": retry_if,
         "hedge_s": hedge_s,
     }
-    check_options(said)
+    check_options(settings)
     token = _options.set(
-        {**(_options.get() or {}), **{name: value for name, value in said.items() if value is not None}}
+        {**(_options.get() or {}), **{name: value for name, value in settings.items() if value is not None}}
     )
     try:
         yield

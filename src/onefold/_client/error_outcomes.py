@@ -1,4 +1,4 @@
-"""What an error means, for callables whose errors onefold has never heard of."""
+"""What an error means, for callables whose errors onefold does not know."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from onefold._policy.outcome import Answered, Outcome, Unanswered, Verdict, verd
 from onefold._policy.retry import TOO_MANY_REQUESTS
 from onefold.errors import AnsweredError, ConfigurationError, OnefoldError
 
-#: What a function may say of an error: whether another attempt may help, or in how many seconds; or the outcome itself.
-Said: TypeAlias = bool | float | Outcome | None
-On: TypeAlias = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], Said]
+#: What a function may return for an error: whether to try again, or in how many seconds; or the outcome itself.
+RetryChoice: TypeAlias = bool | float | Outcome | None
+On: TypeAlias = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], RetryChoice]
 #: The same of a result.
-ResultIf: TypeAlias = Callable[[Any], Said]
+ResultIf: TypeAlias = Callable[[Any], RetryChoice]
 
 
 def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
@@ -32,32 +32,32 @@ def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
         raise ConfigurationError(
             f"on={on!r} does not say which errors to retry: give an exception class, a tuple of them, or a function"
         )
-    say = on
+    judge = on
 
-    def said(error: Exception) -> Outcome | None:
-        answer = say(error)
+    def outcome_of_error(error: Exception) -> Outcome | None:
+        answer = judge(error)
         if isinstance(answer, Answered | Unanswered):
             return answer
         if isinstance(answer, bool) or answer is None:
             return outcome_of(error) if answer else None
-        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=check_seconds("on", say, answer))
+        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=check_seconds("on", judge, answer))
 
-    return said
+    return outcome_of_error
 
 
 def outcome_of_result(retry_if: ResultIf, result: object) -> Outcome | None:
     """The outcome that a result stands for; None: it is what the caller wants. A function that returns a result
     works."""
-    said = retry_if(result)
-    if said is None or said is False or isinstance(said, Answered | Unanswered):
-        return said or None
-    asked_s = None if said is True else check_seconds("retry_if", retry_if, said)
-    return Answered(status=200, should_retry=True, retry_after_s=asked_s)
+    choice = retry_if(result)
+    if choice is None or choice is False or isinstance(choice, Answered | Unanswered):
+        return choice or None
+    wait_s = None if choice is True else check_seconds("retry_if", retry_if, choice)
+    return Answered(status=200, should_retry=True, retry_after_s=wait_s)
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """What an error tells. One that carries a response (of httpx, requests or aiohttp) tells its status and its
-    Retry-After; any other means that there was no answer."""
+    """The outcome that an error stands for. One that carries a response (of httpx, requests or aiohttp) has its status
+    and its Retry-After; any other means that there was no answer."""
     if isinstance(error, AnsweredError):
         return Answered(
             status=error.status,
@@ -78,7 +78,7 @@ def outcome_of(error: Exception) -> Outcome:
 
 def shows_health(error: Exception) -> bool:
     """Whether an error that is not worth another attempt is an answer of what was called: there is no such row, the
-    card is declined. It works then, and a breaker that heard of nothing but failures would open. An answer that says
+    card is declined. It works then, and a breaker that counts nothing but failures would open. An answer that says
     otherwise, and errors of the network, of time and of onefold itself, show nothing."""
     outcome = outcome_of(error)
     if isinstance(outcome, Answered):

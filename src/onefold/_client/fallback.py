@@ -19,7 +19,7 @@ def fallback(
     instead: Callable[[Exception], T], *, on: type[Exception] | tuple[type[Exception], ...]
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function, sync or async: where it raises one of `on`, the answer is what `instead` makes of the error.
-    Put it above `Retrying.calls(...)`: then it is asked after the last attempt, and while the breaker is open (add
+    Put it above `Retrying.calls(...)`: then it is called after the last attempt, and while the breaker is open (add
     `CallNotMade` to `on`). What `instead` raises is raised."""
     if not callable(instead):
         raise ConfigurationError(f"fallback({instead!r}) must be a function from the error to the answer")

@@ -48,7 +48,7 @@ def tenacity_settings(calls: FunctionCalls) -> dict[str, Any]:
 
 
 class StaminaHook:
-    """For `stamina.retry(on=hook)`: stamina's own attempts and waits, unless the server asked for a wait of its own.
+    """For `stamina.retry(on=hook)`: stamina's own attempts and waits, unless the server's answer has a Retry-After.
 
     stamina has no hook for successes, and successes earn the retries. So the function itself, below stamina's
     decorator, is decorated with `hook.watch`; without that, the budget's least is all there is.
@@ -89,7 +89,7 @@ class StaminaHook:
         try:
             yield
         except Exception as error:
-            with suppress(AttributeError):  # an error that takes no attributes is decided about when stamina asks
+            with suppress(AttributeError):  # an error that takes no attributes is judged when stamina calls the hook
                 setattr(error, _DECISION, self._decide(call, error))
             raise
         except BaseException:
@@ -99,7 +99,7 @@ class StaminaHook:
 
     def _decide(self, call: SteppedCall, error: Exception) -> bool | float:
         wait_s = call.end(error)
-        call.hand_over()
+        call.forgo_retry()
         if wait_s is None:
             return False
         outcome = self._calls.outcome(error)

@@ -1,4 +1,4 @@
-"""Any callable, retried: the decorator, and what the retry loop asks about a call of a function.
+"""Any callable, retried: the decorator, and what the retry loop needs of a call of a function.
 
 The first attempt is written for threads and for asyncio, before the loop: a call that succeeds at once must cost less
 than a flow's first effect. All other attempts are made by the loop.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class FunctionCalls:
-    """Calls to one host, under one name; which errors are worth another attempt is said by `on`, which results by
+    """Calls to one host, under one name; which errors are worth another attempt is decided by `on`, which results by
     `retry_if`. `hedge_s`: see `hedging`."""
 
     __slots__ = ("_hedge_s", "host", "listener", "name", "outcome", "plain", "retry_if")
@@ -154,8 +154,8 @@ class FunctionCalls:
 
     def _hedge(self, function: Any, args: Any, kwargs: Any) -> Coroutine[Any, Any, Any]:
         assert self._hedge_s is not None
-        ask = functools.partial(function, *args, **kwargs)
-        return hedge(ask, self._hedge_s, self.host, self._is_good, close_answer)
+        attempt = functools.partial(function, *args, **kwargs)
+        return hedge(attempt, self._hedge_s, self.host, self._is_good, close_answer)
 
     def _is_good(self, result: object) -> bool:
         return self.retry_if is None or outcome_of_result(self.retry_if, result) is None
@@ -193,7 +193,7 @@ class FunctionCall(RetryLoop):
                 return None
             outcome = calls.outcome(error)
             if outcome is None and isinstance(error, TimeoutError) and now >= self._attempts.deadline_at:
-                # The attempt was broken off by its deadline, whatever `on` says.
+                # The attempt was cancelled by its deadline, whatever `on` decides.
                 return Unanswered(maybe_sent=True, timed_out=True)
             if outcome is None and shows_health(error):
                 self._attempts.succeed(now)

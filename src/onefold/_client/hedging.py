@@ -25,7 +25,7 @@ _TOKENS: Final = 1
 
 
 async def hedge(
-    ask: Callable[[], Coroutine[Any, Any, T]],
+    send: Callable[[], Coroutine[Any, Any, T]],
     after_s: float,
     host: HostHealth,
     is_good: Callable[[T], bool],
@@ -33,29 +33,29 @@ async def hedge(
 ) -> T:
     """The answer of the first attempt, or of a second one that begins after so many seconds and is good. An answer
     that is not returned goes to `discard`, a plain function or a coroutine function, which frees what it holds."""
-    first = _start(ask)
+    first = _start(send)
     second: asyncio.Task[T] | None = None
-    kept: asyncio.Task[T] | None = None
+    chosen: asyncio.Task[T] | None = None
     try:
         done, _ = await asyncio.wait({first}, timeout=after_s)
-        if not done and _may_ask(host):
-            second = _start(ask)
+        if not done and _may_hedge(host):
+            second = _start(send)
             try:
-                kept = await _first_good(first, second, host, is_good)
+                chosen = await _first_good(first, second, host, is_good)
             finally:
                 if host.limiter is not None:
                     host.limiter.leave(monotonic(), None)  # it says nothing: the other one was measured
         else:
             if not done:
                 await asyncio.wait({first})
-            kept = first
-        return kept.result()
+            chosen = first
+        return chosen.result()
     finally:
         for task in (first, second):
-            if task is not None and task is not kept:
+            if task is not None and task is not chosen:
                 task.cancel()
                 # Also of one that was done already, as when both answer in the same turn of the loop.
-                task.add_done_callback(partial(_free, discard, kept))
+                task.add_done_callback(partial(_free, discard, chosen))
 
 
 async def _first_good(
@@ -72,17 +72,22 @@ async def _first_good(
     return first
 
 
-def _free(discard: Callable[[T], Any], kept: asyncio.Task[T] | None, task: asyncio.Task[T]) -> None:
+def _free(discard: Callable[[T], Any], chosen: asyncio.Task[T] | None, task: asyncio.Task[T]) -> None:
     """In the background: the caller has its answer, or has gone."""
     if task.cancelled() or task.exception() is not None:
         return
-    if kept is not None and not kept.cancelled() and kept.exception() is None and kept.result() is task.result():
+    if (
+        chosen is not None
+        and not chosen.cancelled()
+        and chosen.exception() is None
+        and chosen.result() is task.result()
+    ):
         return  # both got the same one, as from a cache
     if inspect.iscoroutine(freeing := discard(task.result())):
         in_background(freeing)
 
 
-def _may_ask(host: HostHealth) -> bool:
+def _may_hedge(host: HostHealth) -> bool:
     """Room for one more, and its token: taken here."""
     if not host.is_closed or (host.limiter is not None and not host.limiter.enter()):
         return False
@@ -93,8 +98,8 @@ def _may_ask(host: HostHealth) -> bool:
     return False
 
 
-def _start(ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-    task = asyncio.get_running_loop().create_task(ask())
+def _start(send: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    task = asyncio.get_running_loop().create_task(send())
     task.add_done_callback(_retrieve_error)
     return task
 

@@ -11,7 +11,7 @@ from onefold._policy.retry import RetryAfter
 
 _log = logging.getLogger("onefold.client")
 
-#: A host that fails now and then is not told of with each failure: it works again when none failed for so long.
+#: A host that fails now and then is not logged with each failure: it works again when no call failed for so long.
 CALM_S = 10.0
 
 
@@ -28,7 +28,7 @@ def log_retry(host: HostHealth, failure: str, decision: RetryAfter, now: float) 
 
 def log_breaker(host: HostHealth, now: float) -> State | None:
     """The breaker's state, if it is another one than before; that is logged."""
-    level = logging.WARNING if host.is_closed else logging.INFO  # where probes failed, it was told already
+    level = logging.WARNING if host.is_closed else logging.INFO  # where probes failed, it was logged already
     state = host.take_state_change(now)
     match state:
         case "open":
@@ -48,7 +48,7 @@ def log_breaker(host: HostHealth, now: float) -> State | None:
 
 
 def log_layers(host: HostHealth) -> None:
-    """Something below retries too."""
+    """A layer below retries too: logged once for each host."""
     if not host.layered:
         host.layered = True
         _log.warning(
@@ -60,7 +60,7 @@ def log_layers(host: HostHealth) -> None:
 
 def log_success(host: HostHealth, now: float) -> None:
     """A call succeeded at its first attempt after others had to be retried or refused."""
-    # While it is not closed, this was a probe: what the breaker makes of it is still to be told.
+    # While it is not closed, this was a probe: the state that the breaker goes to is not logged yet.
     if not host.is_closed or now - host.failed_at < CALM_S:
         return
     host.troubled = False

@@ -1,4 +1,4 @@
-"""An HTTP call: what the retry loop asks about a request of some HTTP client, and the key it is sent under.
+"""An HTTP call: what the retry loop needs of a request of some HTTP client, and the key it is sent under.
 
 Failure windows. The journal has the key before the first byte leaves, so a process that starts after a crash at any
 later moment finds it and sends the same one. The intent is marked resolved after the answer; a crash in between sends
@@ -46,8 +46,8 @@ from onefold.errors import CallNotMade, OnefoldError
 _ELSEWHERE: Final = frozenset({307, 308})
 #: The same, and those that do so with some methods and some clients.
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
-#: Answers that ask for credentials. The client adds them and sends the same call again.
-_CREDENTIALS_ASKED: Final = frozenset({401, 407})
+#: Answers that require credentials. The client adds them and sends the same call again.
+_CREDENTIALS_MISSING: Final = frozenset({401, 407})
 
 _log = logging.getLogger("onefold.client")
 
@@ -70,12 +70,12 @@ class HttpCall(RetryLoop):
         "trace",
     )
 
-    # What its factory says of it.
+    # Set by its factory.
     block: Block | None
     key: str | None
     quoted: bool
     retry_if: RetryIf | None
-    """What the user says of answers and errors."""
+    """The user's judgement of answers and errors."""
     tells_deadline: bool
 
     def __init__(
@@ -138,16 +138,16 @@ class HttpCall(RetryLoop):
             return False
         self._attempts.succeed(now)
         if self._listener is not None or self._host.troubled:
-            self._tell_attempt(now, status, None, succeeded=True)
+            self._emit_attempt(now, status, None, succeeded=True)
             if self._host.troubled:
-                self._tell_breaker(now)
+                self._emit_breaker(now)
                 log_success(self._host, now)
-            self._tell_end(None, succeeded=True)
-        response.onefold_report = self._known()  # as `attach` does, without asking whether it can be done
+            self._emit_end(None, succeeded=True)
+        response.onefold_report = self._report_so_far()  # as `attach` does, without checking whether it can be done
         return True
 
     def excuse(self) -> None:
-        """The caller broke off: the attempt says nothing about the host."""
+        """The caller cancelled the call: the attempt says nothing about the host."""
         self._attempts.excuse()
 
     # --- in the flow -------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class HttpCall(RetryLoop):
     async def _prepare(self) -> float:
         if self.block is None and self.redirect is None:
             return self._began
-        await self._take_name()
+        await self._find_key()
         return await Now()
 
     def _sender(self, now: float) -> Callable[[], Any]:
@@ -178,17 +178,19 @@ class HttpCall(RetryLoop):
         return decision
 
     def _outcome(self, ended: Any, now: float) -> Outcome | None:
-        request, say = self.request, self.retry_if
+        request, retry_if = self.request, self.retry_if
         if isinstance(ended, Raised):
             outcome = request.classify_error(ended.error)
-            return outcome if say is None else apply_to_error(outcome, say, ended.error)
+            return outcome if retry_if is None else apply_to_error(outcome, retry_if, ended.error)
         status, header = request.status(ended), partial(request.answer_header, ended)
         body = partial(request.content, ended)
         answered = Answered(status=status) if status < 400 else meaning_of(status, header, body)
-        if say is None:
+        if retry_if is None:
             return answered
-        seen = HttpAnswer(method=request.method, address=request.address(), status=status, header=header, body=body())
-        return apply_to_answer(answered, say, seen)
+        received = HttpAnswer(
+            method=request.method, address=request.address(), status=status, header=header, body=body()
+        )
+        return apply_to_answer(answered, retry_if, received)
 
     def _status(self, result: Any) -> int | None:
         return self.request.status(result)
@@ -226,14 +228,14 @@ class HttpCall(RetryLoop):
         if given_up is None and status < 500:
             self._log_success(now)
         attach(LayerReport(self._report(given_up, now), now), ended)
-        self._tell_end(given_up, succeeded=status < 400)
+        self._emit_end(given_up, succeeded=status < 400)
 
     def _intent_note(self, intent: str, status: int, given_up: Stop | None) -> Flow[None]:
-        """What the journal is told of an answer: the intent is resolved by it, or stays open."""
+        """Note an answer in the journal: the intent is resolved by it, or stays open."""
         journal, until = self._store.journal, self._attempts.deadline_at
         if given_up is not None:
             return journal.leave(intent, f"{status}: {given_up.reason.value}", until=until)
-        if status in _CREDENTIALS_ASKED:
+        if status in _CREDENTIALS_MISSING:
             return journal.leave(intent, f"{status}: the server asks for other credentials", until=until)
         if status in self._host.policy.statuses:
             # No retry can help, as where a database was not migrated: what becomes of the call is still open.
@@ -242,8 +244,8 @@ class HttpCall(RetryLoop):
 
     # --- the name ----------------------------------------------------------------------------------------
 
-    async def _take_name(self) -> None:
-        """The key that others have for this call: the block it is made in, the journal, the redirect it follows."""
+    async def _find_key(self) -> None:
+        """Use the key that exists for this call: of its block, of the journal, of the redirect it follows."""
         request, before = self.request, self.redirect
         body = await Call(request.body)
         if before is not None and before.body == _hash(body):
@@ -252,15 +254,15 @@ class HttpCall(RetryLoop):
             return
         block = self.block
         if block is not None and not fetches_token(request, body):
-            asked = fingerprint(request, body)
+            printed = fingerprint(request, body)
             block.used = True
             if block.intent is None:
-                block.bind(asked, target(request))
+                block.bind(printed, target(request))
             else:
-                named = await self._store.journal.claim(
-                    block.intent, asked, target(request), block.key, until=self._attempts.deadline_at
+                entry = await self._store.journal.claim(
+                    block.intent, printed, target(request), block.key, until=self._attempts.deadline_at
                 )
-                block.key = named.key
+                block.key = entry.key
             # An SDK may have set a key of its own, another one for each of its attempts: this one is the call's.
             self.name(block.key)
             return
@@ -289,7 +291,7 @@ class HttpCall(RetryLoop):
                 exc_info=True,
             )
 
-    def _known(self) -> partial[CallReport]:
+    def _report_so_far(self) -> partial[CallReport]:
         intent = None if self.block is None else self.block.intent
         return partial(CallReport, attempts=self._attempts.made, key=self.key, intent=intent)
 

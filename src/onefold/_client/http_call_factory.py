@@ -101,7 +101,7 @@ class HttpCallFactory:
                 "so the request cannot be retried" if again else "so it cannot be compared with what its key stands for"
             )
             raise BodyNotReplayable(
-                f"the body of {target(request)} can be sent only once, {why}: pass bytes, or say attempts_max=1 for "
+                f"the body of {target(request)} can be sent only once, {why}: pass bytes, or set attempts_max=1 for "
                 "this request and make it outside of onefold.call() and onefold.intent()"
             )
         until, inherited = now + (host.policy.deadline_s if deadline_s is None else deadline_s), deadlines.current()
@@ -111,7 +111,7 @@ class HttpCallFactory:
         call = HttpCall(request, host, attempts, self.store, self._listener, now)
         if self._tracer is not None:
             call.trace = CallTrace(self._tracer, call)
-        # The deadline is told with every write, and by readers who set one. A reader who set none says nothing at
+        # The deadline is sent with every write, and with reads that set one. A read that set none sends nothing at
         # first: that header would be most of what the call costs.
         call.tells_deadline = not idempotent or deadline_s is not None or inherited is not None
         if attempt_s is not None:
@@ -148,7 +148,7 @@ def _follows(call: HttpCall, before: Redirect) -> bool:
 
 
 def _hedge(request: OutgoingRequest[Any], host: HostHealth, after_s: Any) -> None:
-    """What only reads may be asked twice at once. Everything else is not, also where its block says so."""
+    """Only reads may be sent twice at once. Everything else is not, also where its block has `hedge_s`."""
     hedge: Any = getattr(request, "hedge", None)
     if hedge is None:
         raise ConfigurationError(

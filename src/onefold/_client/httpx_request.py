@@ -54,7 +54,7 @@ class _SharedRequest:
         #: A body that is a file, and where it begins.
         self._file: tuple[Any, int] | None = None
         self.streams = False
-        #: An answer is arriving that does not say how long it is.
+        #: An answer of unknown length is arriving.
         self._unsized = False
 
     def address(self) -> str:

@@ -14,19 +14,19 @@ class KeyHosts:
 
     __slots__ = ("_all", "_names")
 
-    def __init__(self, said: bool | Collection[Any]) -> None:
-        self._all = said is True
+    def __init__(self, hosts: bool | Collection[Any]) -> None:
+        self._all = hosts is True
         self._names: frozenset[str] = frozenset()
-        if isinstance(said, bool):
+        if isinstance(hosts, bool):
             return
-        if isinstance(said, str | bytes) or not isinstance(said, Collection):
+        if isinstance(hosts, str | bytes) or not isinstance(hosts, Collection):
             raise ConfigurationError(
-                f"generate_keys={said!r} must be a collection of hosts, as {{'api.stripe.com'}} is; True is for all"
+                f"generate_keys={hosts!r} must be a collection of hosts, as {{'api.stripe.com'}} is; True is for all"
             )
-        for name in said:
+        for name in hosts:
             if isinstance(name, str) and ("@" in name or " " in name):
                 raise not_a_host("generate_keys", name)
-        self._names = frozenset(read_host("generate_keys", name) for name in said)
+        self._names = frozenset(read_host("generate_keys", name) for name in hosts)
 
     def covers(self, host: str) -> bool:
         """Keys are generated for this host, which may have its port behind it."""

@@ -24,15 +24,15 @@ KEY_HEADER: Final = "Idempotency-Key"
 _SHORT_DIGITS: Final = 6
 SHORT_BYTES_MAX: Final = 10**_SHORT_DIGITS
 
-#: Of an answer that does not say how long it is, so much is read. A longer one is handed on while it arrives, and the
-#: type of its problem is not known.
+#: Of an answer of unknown length, so much is read. A longer one is passed on while it arrives, and the type of its
+#: problem is not known.
 UNSIZED_BYTES_MAX: Final = 65_536
 
 #: A problem with more arrays and objects is not looked into. A parser that goes down to where the stack ends may meet
 #: the garbage collector there, and what that frees could not run its own end: a connection would be left open.
 _BRACKETS_MAX: Final = 200
 
-#: Answers that come for as long as there is something to say: they are handed on while they arrive.
+#: Streams, which come for as long as there is something to send: they are passed on while they arrive.
 _STREAMS: Final = (
     "text/event-stream", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-seq",
     "application/stream+json", "application/grpc", "multipart/x-mixed-replace", "audio/", "video/",
@@ -45,7 +45,7 @@ STREAM_ADVICE: Final = (
 )
 
 _CHAIN_MAX: Final = 16
-_SAID: Final = {"true": True, "false": False}
+_SHOULD_RETRY: Final = {"true": True, "false": False}
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -61,8 +61,8 @@ class OutgoingRequest(Protocol[R_contra]):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What the caller said about this very request, where the client has a place for it: "intent", "deadline_s",
-        "attempts_max", "attempt_s", "stream". Empty where nothing was said."""
+        """The caller's options for this very request, where the client has a place for them: "intent", "deadline_s",
+        "attempts_max", "attempt_s", "stream". Empty where there are none."""
         ...
 
     def address(self) -> str:
@@ -109,8 +109,8 @@ class OutgoingRequest(Protocol[R_contra]):
 
 
 def fingerprint(request: OutgoingRequest[Any], body: bytes) -> bytes:
-    """What is asked: the same request has the same one, in every process. The boundary of a multipart body is drawn
-    anew each time, and means nothing."""
+    """The hash of a request: the same in every process. The boundary of a multipart body is drawn anew each time, and
+    means nothing."""
     content_type = request.header("Content-Type") or ""
     _, found, boundary = content_type.partition("boundary=")
     if found and (mark := boundary.partition(";")[0].strip().strip('"').encode()):
@@ -122,7 +122,8 @@ def fingerprint(request: OutgoingRequest[Any], body: bytes) -> bytes:
 
 
 def fetches_token(request: OutgoingRequest[Any], body: bytes) -> bool:
-    """It asks for an access token (RFC 6749, 4 and 6): what an SDK does by itself, in the middle of another call."""
+    """Whether it fetches an access token (RFC 6749, 4 and 6): an SDK does so by itself, in the middle of another
+    call."""
     if request.method != "POST":
         return False
     if "grant_type" in parse_qs(urlsplit(request.address()).query):
@@ -150,21 +151,21 @@ def normalize_url(address: str, moved_to: str = "") -> tuple[str, ...]:
 
 
 def meaning_of(status: int, header: Callable[[str], str | None], body: Callable[[], bytes | None]) -> Answered:
-    """What an error says about another attempt, in the words of HTTP, of Stripe and of OpenAI, and in the problem
-    documents of onefold: `retryable` false is no, and true is what the status says."""
+    """What an answer says about another attempt, by the headers of HTTP, of Stripe and of OpenAI, and the problem
+    documents of onefold: `retryable` false is no, and true leaves it to the status."""
     problem = _members(body()) if _is_problem(header("Content-Type")) else {}
     kind = problem.get("type")
-    said = _SAID.get((header("Stripe-Should-Retry") or header("X-Should-Retry") or "").strip().lower())
-    if said is None and problem.get("retryable") is False:
-        said = False
-    asked_s = retry_after_ms_s(header("Retry-After-Ms"))
-    if asked_s is None:
-        asked_s = retry_after_s(header("Retry-After"), date=header("Date"), wall_s=time.time())
+    should_retry = _SHOULD_RETRY.get((header("Stripe-Should-Retry") or header("X-Should-Retry") or "").strip().lower())
+    if should_retry is None and problem.get("retryable") is False:
+        should_retry = False
+    wait_s = retry_after_ms_s(header("Retry-After-Ms"))
+    if wait_s is None:
+        wait_s = retry_after_s(header("Retry-After"), date=header("Date"), wall_s=time.time())
     return Answered(
         status=status,
         problem_type=kind if isinstance(kind, str) else None,
-        retry_after_s=asked_s,
-        should_retry=said,
+        retry_after_s=wait_s,
+        should_retry=should_retry,
     )
 
 
@@ -179,23 +180,23 @@ def bytes_to_read(length: str | bytes | None) -> int:
 
 
 def unsized_bytes_to_read(status: int, content_type: str | None, accepted: str | None) -> int:
-    """How much is read of an answer that does not say how long it is: its beginning, which nearly always is all of it.
-    Of a success only where neither it nor its request speaks of a stream; of an error always, because whether to try
-    again may depend on it, and once it is read, the next attempt has its connection."""
+    """How much is read of an answer of unknown length: its beginning, which nearly always is all of it. Of a success
+    only where neither it nor its request has the type of a stream; of an error always, because whether to try again may
+    depend on it, and once it is read, the next attempt has its connection."""
     if status >= 400:
         return UNSIZED_BYTES_MAX
-    if status < 200 or any((said or "").strip().lower().startswith(_STREAMS) for said in (content_type, accepted)):
+    if status < 200 or any((header or "").strip().lower().startswith(_STREAMS) for header in (content_type, accepted)):
         return 0
     return UNSIZED_BYTES_MAX
 
 
 def is_certificate_error(error: BaseException) -> bool:
-    """The host's certificate was not accepted, which another attempt will not change."""
-    seen: BaseException | None = error
+    """Whether the host's certificate was not accepted, which another attempt will not change."""
+    cause: BaseException | None = error
     for _ in range(_CHAIN_MAX):
-        if seen is None or isinstance(seen, ssl.SSLCertVerificationError):
-            return seen is not None
-        seen = seen.__cause__ or seen.__context__
+        if cause is None or isinstance(cause, ssl.SSLCertVerificationError):
+            return cause is not None
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

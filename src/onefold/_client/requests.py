@@ -93,9 +93,9 @@ class RequestsRequest:
     def body(self) -> bytes:
         body: Any = self._request.body
         if hasattr(body, "read"):
-            found = body.read()
+            content = body.read()
             body.seek(self._position())
-            body = found
+            body = content
         return body.encode() if isinstance(body, str) else body or b""
 
     def patience_s(self, left_s: float) -> float:
@@ -139,7 +139,7 @@ class RequestsRequest:
         """Have the connection that is taken, or made, know when the attempt ends."""
         find: Any = getattr(self._inner, "get_connection_with_tls_context", None)
         if find is not None:
-            with suppress(Exception):  # what is wrong with the request is told by sending it
+            with suppress(Exception):  # sending the request raises what is wrong with it
                 more = self._more
                 limit_pool(find(self._request, more["verify"], proxies=more["proxies"], cert=more["cert"]))
 
@@ -173,7 +173,8 @@ class RequestsRequest:
         return error
 
     def _position(self) -> object:
-        """Where a body that is a file begins; requests asked when it was prepared. No number: it cannot be rewound."""
+        """Where a body that is a file begins, as requests noted when it was prepared. No number: it cannot be
+        rewound."""
         return getattr(self._request, "_body_position", None)
 
 
@@ -197,7 +198,7 @@ def wrap_session(session: Any, wrap: Callable[[Any], Any]) -> None:
 
 
 def _bound_timeout(timeout: Any, seconds: float) -> tuple[float, float]:
-    """Connecting and every read may take as long as was said, and no longer than what is left."""
+    """The time-outs of connecting and of every read: as set, and no longer than what is left."""
     if hasattr(timeout, "connect_timeout"):  # urllib3's own
         timeout = (timeout.connect_timeout, timeout.read_timeout)
     connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)

@@ -1,4 +1,4 @@
-"""What the user says about an answer or an error, beside what HTTP says: `retry_if`."""
+"""The user's own judgement of an answer or an error, beside that of HTTP: `retry_if`."""
 
 from __future__ import annotations
 
@@ -54,37 +54,37 @@ def check_condition(given: object) -> Any:
     return given
 
 
-def check_seconds(setting: str, function: Callable[..., Any], said: Any) -> float:
+def check_seconds(setting: str, function: Callable[..., Any], returned: Any) -> float:
     """The seconds that a function of the user returned. What is beyond ten years is ten years: too long to wait for
     either way, and still a date."""
-    is_number: bool = isinstance(said, Real)
-    if is_number and 0 <= said < inf:
-        return float(min(said, ABSURD_S))
-    if inspect.iscoroutine(said):
-        said.close()
+    is_number: bool = isinstance(returned, Real)
+    if is_number and 0 <= returned < inf:
+        return float(min(returned, ABSURD_S))
+    if inspect.iscoroutine(returned):
+        returned.close()
     raise ConfigurationError(
-        f"{setting}: {name_of(function)} returned {said!r}, which is none of True, False, None and a number of "
+        f"{setting}: {name_of(function)} returned {returned!r}, which is none of True, False, None and a number of "
         "seconds from 0 on"
     )
 
 
-def apply_to_answer(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Answered:
-    """What an answer means, after the user was asked."""
-    said = say(answer)
-    if said is None:
+def apply_to_answer(answered: Answered, retry_if: RetryIf, answer: HttpAnswer) -> Answered:
+    """What an answer means, by `retry_if`."""
+    choice = retry_if(answer)
+    if choice is None:
         return answered
-    if isinstance(said, bool):
-        return replace(answered, should_retry=said)
-    return replace(answered, should_retry=True, retry_after_s=check_seconds("retry_if", say, said))
+    if isinstance(choice, bool):
+        return replace(answered, should_retry=choice)
+    return replace(answered, should_retry=True, retry_after_s=check_seconds("retry_if", retry_if, choice))
 
 
-def apply_to_error(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
-    """What `retry_if` makes of an error; None: it is the caller's. Whether the request may have left stays as it is,
-    and so does what the error says of the host."""
-    said = say(error)
-    if said is None:
+def apply_to_error(outcome: Unanswered | None, retry_if: RetryIf, error: Exception) -> Unanswered | None:
+    """The outcome of an error, by `retry_if`; None: it is the caller's. Whether the request may have been sent stays
+    as it is, and so does what the error says of the host."""
+    choice = retry_if(error)
+    if choice is None:
         return outcome
-    if said is False:
+    if choice is False:
         return None if outcome is None else replace(outcome, should_retry=False)
     failed = outcome or Unanswered(maybe_sent=True)
-    return failed if said is True else replace(failed, retry_after_s=check_seconds("retry_if", say, said))
+    return failed if choice is True else replace(failed, retry_after_s=check_seconds("retry_if", retry_if, choice))

@@ -71,7 +71,7 @@ class RetryLoop:
         """On the monotonic clock."""
         return self._attempts.deadline_at
 
-    # --- what a kind of call says ------------------------------------------------------------------------
+    # --- what a kind of call defines ---------------------------------------------------------------------
 
     def _sender(self, now: float) -> Callable[[], Any]:
         """What makes the attempt that begins now."""
@@ -106,9 +106,9 @@ class RetryLoop:
             return
         if outcome is SUCCESS:
             self._log_success(now)
-            self._tell_end(None, succeeded=True)
+            self._emit_end(None, succeeded=True)
         else:
-            self._tell_end(stop, succeeded=False)
+            self._emit_end(stop, succeeded=False)
 
     # --- the flow ----------------------------------------------------------------------------------------
 
@@ -169,13 +169,13 @@ class RetryLoop:
         decision = _FINAL if outcome is None else self._reconsider(ended, self._attempts.end(outcome, now))
         if self._listener is not None:
             if isinstance(ended, Raised):
-                self._tell_attempt(now, None, type(ended.error).__name__, succeeded=False)
+                self._emit_attempt(now, None, type(ended.error).__name__, succeeded=False)
             else:
                 status = self._status(ended)
-                self._tell_attempt(now, status, None, succeeded=status is None or status < 400)
-        self._tell_breaker(now)
+                self._emit_attempt(now, status, None, succeeded=status is None or status < 400)
+        self._emit_breaker(now)
         if outcome is None:
-            self._tell_end(_FINAL, succeeded=False)
+            self._emit_end(_FINAL, succeeded=False)
             return None
         if isinstance(decision, Stop):
             await self._end(ended, outcome, decision, now)
@@ -189,33 +189,33 @@ class RetryLoop:
 
     # --- reports, logs, telemetry ------------------------------------------------------------------------
 
-    def _known(self) -> partial[CallReport]:
+    def _report_so_far(self) -> partial[CallReport]:
         """How it went so far. Not a method to be called later: the call knows its request and what that came through,
         and a response must not hold on to them."""
         return partial(CallReport, attempts=self._attempts.made)
 
     def _report(self, stop: Stop | None, now: float) -> partial[CallReport]:
-        known = self._known()
+        report = self._report_so_far()
         if stop is None:
-            return known
-        return partial(known, reason=stop.reason, retry_at=moment(stop.retry_at, now, time.time()))
+            return report
+        return partial(report, reason=stop.reason, retry_at=moment(stop.retry_at, now, time.time()))
 
     def _report_error(self, error: Exception, stop: Stop, now: float) -> None:
         attach_to_error(self._report(stop, now)(), error, now)
-        self._tell_end(stop, succeeded=False)
+        self._emit_end(stop, succeeded=False)
 
     def _log_success(self, now: float) -> None:
         if self._attempts.made == 1 and self._host.troubled:
             log_success(self._host, now)
 
-    def _tell_attempt(self, now: float, status: int | None, error: str | None, *, succeeded: bool) -> None:
+    def _emit_attempt(self, now: float, status: int | None, error: str | None, *, succeeded: bool) -> None:
         made, elapsed_s = self._attempts.made, now - self._began
         emit(self._listener, AttemptEnded(self._host.name, self._method, made, elapsed_s, status, error, succeeded))
 
-    def _tell_breaker(self, now: float) -> None:
+    def _emit_breaker(self, now: float) -> None:
         if (state := log_breaker(self._host, now)) is not None:
             emit(self._listener, BreakerMoved(self._host.name, state))
 
-    def _tell_end(self, stop: Stop | None, *, succeeded: bool) -> None:
+    def _emit_end(self, stop: Stop | None, *, succeeded: bool) -> None:
         reason = None if stop is None else stop.reason.name.lower()
         emit(self._listener, CallEnded(self._host.name, self._method, self._attempts.made, succeeded, reason))

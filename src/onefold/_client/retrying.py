@@ -77,10 +77,10 @@ class Retrying:
       request would do it twice: it is sent once, unless the caller gives a key, or not one byte of it has left.
     - `hosts`: policies of their own, as in `{"api.stripe.com": RetryPolicy(attempts_max=2)}`. What `calls` names counts
       as a host.
-    - `retry_if` is asked about every answer (an `HttpAnswer`) and every error of the HTTP clients: True is another
+    - `retry_if` is called with every answer (an `HttpAnswer`) and every error of the HTTP clients: True is another
       attempt, False is none, a number is one in so many seconds, None is what happens without it.
     - `quoted`: keys are sent as the quoted strings of the IETF draft; most servers of today take them bare.
-    - `listener` is told of attempts, retries and breakers (`onefold.telemetry`). `draw` is the chance in waits.
+    - `listener` gets the events of attempts, retries and breakers (`onefold.telemetry`). `draw`: the chance in waits.
     """
 
     @named_arguments()

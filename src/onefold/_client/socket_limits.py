@@ -1,7 +1,7 @@
 """On threads: no read and no write of an attempt lasts longer than what is left of the attempt.
 
 Theory of operation. A client for threads bounds every read by itself, and a server that sends a byte now and then is in
-time with each of them. So the sockets are told when the attempt that their thread is in must be over, and a read gets
+time with each of them. So the sockets know when the attempt that their thread is in must be over, and a read gets
 what is left until then, or the client's own limit where that is shorter. Outside of an attempt (the caller reads a long
 answer while it arrives) only the client's own limits hold.
 

@@ -58,9 +58,9 @@ class SteppedCall:
         wait_s: float | None = step.argument if isinstance(step, Sleep) else None
         return wait_s
 
-    def hand_over(self) -> None:
-        """The attempt that `end` has told to wait for is made elsewhere, as one of another call."""
-        self._attempts.hand_over()
+    def forgo_retry(self) -> None:
+        """The attempt that follows the wait of `end` is made elsewhere, as one of another call."""
+        self._attempts.forgo_retry()
         self.close()
 
     def close(self) -> None:

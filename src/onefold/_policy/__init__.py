@@ -1,1 +1,1 @@
-"""Policies as machines: plain objects that are told the time and answer what to do; they never wait, draw or send."""
+"""Policies as machines: plain objects that take the time and return what to do; they never wait, draw or send."""

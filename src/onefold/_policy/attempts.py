@@ -1,6 +1,6 @@
-"""One call, from its first attempt to its last, and what its host has taught the client so far.
+"""One call, from its first attempt to its last, and what is known of its host so far.
 
-    ask                 answer
+    call                answer
     ------------------  ----------------------------------------------------------------------------
     begin(now)          None: send it.  Stop: the breaker is open, too many are in flight, or the deadline has passed.
     succeed(now)        the call is over.
@@ -27,7 +27,18 @@ from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Sit
 class HostHealth:
     """What is known of one host: what its successes have earned, and whether it fails nearly always."""
 
-    __slots__ = ("_told", "breaker", "budget", "draw", "failed_at", "layered", "limiter", "name", "policy", "troubled")
+    __slots__ = (
+        "_state_reported",
+        "breaker",
+        "budget",
+        "draw",
+        "failed_at",
+        "layered",
+        "limiter",
+        "name",
+        "policy",
+        "troubled",
+    )
 
     def __init__(self, policy: RetryPolicy, draw: Draw, name: str = "") -> None:
         self.policy = policy
@@ -37,28 +48,28 @@ class HostHealth:
         self.breaker = None if policy.breaker is None else Breaker(draw, policy.breaker)
         limits = policy.in_flight_config()
         self.limiter = None if limits is None else Limiter(Gradient2(), limits)
-        self._told: State = "closed"
+        self._state_reported: State = "closed"
         #: Whether calls were retried or refused lately, and when one was last.
         self.troubled = False
         self.failed_at = 0.0
-        #: Whether it was said that what is called retries by itself.
+        #: Whether it was logged that what is called retries by itself.
         self.layered = False
 
     @property
     def is_closed(self) -> bool:
-        """Whether the breaker was closed when `take_state_change` was asked last, or there is none."""
-        return self._told == "closed"
+        """Whether the breaker was closed at the last `take_state_change`, or there is none."""
+        return self._state_reported == "closed"
 
     def take_state_change(self, now: float) -> State | None:
-        """The breaker's state, if it is another one than when this was asked last."""
-        if self.breaker is None or (state := self.breaker.state(now)) == self._told:
+        """The breaker's state, if it is another one than at the last call."""
+        if self.breaker is None or (state := self.breaker.state(now)) == self._state_reported:
             return None
-        self._told = state
+        self._state_reported = state
         return state
 
 
 class Attempts:
-    """The attempts of one call. `deadline_at` is a moment on the clock that the machine is told the time by."""
+    """The attempts of one call. `deadline_at` is a moment on the clock that `now` is read from."""
 
     __slots__ = (
         "_attempts_max", "_entered_at", "_host", "_looks", "_method", "_permit", "_planned", "_planned_at", "_taken",
@@ -81,8 +92,8 @@ class Attempts:
         #: When the attempt took its slot in the limiter, until it has left.
         self._entered_at: float | None = None
         self._taken = 0
-        #: How many of the attempts found that the request is being worked on, and were told when to look again: no
-        #: attempt at it, and counted as none. The deadline and the budget bound them.
+        #: How many of the attempts found that the request is being worked on, and when to look again: they were not
+        #: executed, and are not counted. The deadline and the budget bound them.
         self._looks = 0
         #: What was taken for a retry that has not begun yet, and when.
         self._planned = 0
@@ -115,12 +126,12 @@ class Attempts:
         self._planned = 0
         return None
 
-    def hand_over(self) -> None:
+    def forgo_retry(self) -> None:
         """The retry that was decided on is made elsewhere."""
         self._planned = 0
 
     def succeed(self, now: float) -> None:
-        """The host did what it was asked."""
+        """The attempt succeeded."""
         host = self._host
         if self._entered_at is not None:
             self._leave(now)
@@ -134,7 +145,7 @@ class Attempts:
             host.breaker.succeed(permit, now)
 
     def end(self, outcome: Outcome, now: float) -> Decision:
-        """The attempt ended in some other way: try again, or stop and say why."""
+        """The attempt ended in some other way: try again, or stop with a reason."""
         host = self._host
         judged = verdict(outcome)
         if judged is Verdict.SUCCESS and not may_differ(outcome, host.policy.statuses):
@@ -142,7 +153,7 @@ class Attempts:
             return Stop(Reason.FINAL)
         if self._entered_at is not None:
             self._leave(now, dropped=judged is not Verdict.SUCCESS)
-        # A key in flight: the host works, and is asked again. It earns the budget nothing.
+        # A key in flight: the host works, and the request is sent again. It earns the budget nothing.
         permit, self._permit = self._permit, None
         if permit is not None and host.breaker is not None:
             host.breaker.report(permit, judged, now, attempt=self.made)

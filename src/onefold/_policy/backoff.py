@@ -27,12 +27,12 @@ def at_least_half(draw: Draw) -> float:
 @named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """A server that stumbled is asked again soon; one that said "too much" is given time."""
+    """A server that failed once is called again soon; one that is overloaded is given time."""
 
     transient_base_s: float = 0.25
     """The longest wait after the first attempt, where the server stumbled; it doubles with each further one."""
     throttled_base_s: float = 1.0
-    """The same, where the server asked for patience."""
+    """The same, where the server asks for patience."""
     cap_s: float = 20.0
     """No wait is longer."""
 
@@ -42,7 +42,7 @@ class Backoff:
         require("throttled_base_s", self.throttled_base_s, most=self.cap_s)
 
     def ceiling_s(self, attempt: int, *, throttled: bool) -> float:
-        """The longest wait after this `attempt`; the first is number 1. `throttled`: the server asked for patience."""
+        """The longest wait after this `attempt`; the first is number 1. `throttled`: the server asks for patience."""
         if attempt < 1:
             raise ValueError(f"attempt={attempt} was never made: the first attempt is number 1")
         base_s = self.throttled_base_s if throttled else self.transient_base_s

@@ -110,7 +110,7 @@ class Breaker:
         self._config = config
         self._lock = Lock()
         self._window = Window(config.window_s, config.slices)
-        #: While it is closed, the permit that all calls share. A caller that finds it need not ask `admit`.
+        #: While it is closed, the permit that all calls share. A caller that finds it need not call `admit`.
         self.closed_permit: Permit | None = Permit()
         self._closed_at: float | None = None
         self._open_until = 0.0
@@ -159,7 +159,7 @@ class Breaker:
                 self.excuse(permit)
 
     def succeed(self, permit: Permit, now: float) -> None:
-        """The server did what it was asked."""
+        """The call succeeded."""
         window = self._window
         if permit is self.closed_permit and now < window.ends_at:
             window.successes.append(None)

@@ -44,7 +44,7 @@ class Unanswered:
     timed_out: bool = False
     """The time for an answer ran out: the server may still have it before it."""
     retry_after_s: float | None = None
-    """What the caller says; a server that did not answer asks for nothing."""
+    """The caller's own judgement; a server that did not answer has none."""
     should_retry: bool | None = None
     """What the caller says about another attempt; None: nothing."""
 

@@ -14,7 +14,7 @@
     has the budget what it costs? (it is taken here, before the wait)        Stop(BUDGET)
 
 Invariant: no wait ends past the deadline, and none is shorter than the Retry-After of the attempt's outcome. What
-cannot be waited for is reported as `retry_at`, not shortened. The budget is asked last: no token is taken in vain.
+cannot be waited for is reported as `retry_at`, not shortened. The budget is checked last: no token is taken in vain.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RetryPolicy:
     """What one HTTP attempt may take. None: half of the deadline, so that there is time for a second one. The last
     attempt, and one that must not be repeated, has all that is left."""
     retry_after_max_s: float = 60.0
-    """A server that asks for a longer wait is not asked again: the caller is told when it may be."""
+    """A server that asks for a longer wait is not called again: the caller gets the time when it may be."""
     statuses: Collection[int] = RETRYABLE_STATUSES
     """Answers that another attempt may change: `RetryPolicy.STATUSES | {404}`, or others."""
     backoff: Backoff = field(default_factory=Backoff)
@@ -151,7 +151,7 @@ class RetryPolicy:
         budget: Allowance | None = None,
         breaker: Breaker | None = None,
     ) -> Decision:
-        """Try again, or stop and say why. `situation` is the attempt that has just ended, `now` the monotonic clock,
+        """Try again, or stop with a reason. `situation` is the attempt that has just ended, `now` the monotonic clock,
         `draw` the chance in the wait; `budget` and `breaker` are those of the host, None where it has none."""
         outcome = situation.outcome
         if not may_differ(outcome, self.statuses):
@@ -166,7 +166,7 @@ class RetryPolicy:
             return Stop(Reason.RETRY_AFTER, asked_at)
 
         throttled = asks_for_patience(outcome)
-        # On top of what the server asks: it tells all its clients the same, and they must not come back as one.
+        # On top of what the server asks for: all its clients get the same wait, and must not come back as one.
         wait_s = (asked_s or 0.0) + self.backoff.wait_s(situation.attempt, throttled=throttled, draw=draw)
         if now + wait_s >= situation.deadline_at:  # an attempt that begins then would have no time left
             return Stop(Reason.DEADLINE, asked_at)

@@ -6,7 +6,7 @@ its key. The call then happens with no transaction open. Its end is written ligh
 costs one more call under the same key, which the server answers from its memory.
 
 A key is sent only while it is younger than the server's memory (`retention_s`, counted from the claim, before which the
-server cannot have seen it). Older and unresolved, the journal cannot tell whether it happened: an operator has to.
+server cannot have seen it). Older and unresolved, the journal does not know whether it happened: an operator decides.
 Older and resolved for just as long, the intent is forgotten, and its name is free.
 
 Failure windows. A crash before COMMIT leaves nothing, and nothing was sent. A COMMIT whose answer is lost may leave a
@@ -22,7 +22,7 @@ from shlex import quote
 from typing import Any, Final
 
 from onefold._client.journal.records import (
-    NOT_ASKED_YET,
+    NO_FINGERPRINT,
     REASON_CHARS_MAX,
     TARGET_CHARS_MAX,
     ClaimedKey,
@@ -41,7 +41,7 @@ from onefold.errors import ConfigurationError, IntentExpired, IntentReused, Stor
 #: How long the end of a call waits for the write lock, in all.
 BUSY_S_MAX: Final = 5.0
 
-#: How long a claim asks for the write lock, in all, where its call has a longer deadline. SQLite's lock is not fair:
+#: How long a claim waits for the write lock, in all, where its call has a longer deadline. SQLite's lock is not fair:
 #: under a crowd of processes a claim can be passed over for seconds.
 CLAIM_S_MAX: Final = 20.0
 
@@ -61,7 +61,7 @@ def _generate_key() -> str:
 
 
 class _BusyWait:
-    """How long a journal that is busy is asked again: until the call's deadline, and no longer than so many seconds
+    """How long a journal that is busy is tried again: until the call's deadline, and no longer than so many seconds
     from the first refusal on."""
 
     __slots__ = ("_give_up_at", "_most_s", "_until")
@@ -109,22 +109,24 @@ class Journal:
         the key, and StoreError where it could not be written: then nothing may be sent.
         """
         check_intent(intent)
-        asked = (check_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
+        values = (check_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
         busy = _BusyWait(until, CLAIM_S_MAX)
         while True:
             try:
-                found = await with_connection(lambda: self._claim(intent, key or self._new_key(), *asked, until=until))
+                claimed = await with_connection(
+                    lambda: self._claim(intent, key or self._new_key(), *values, until=until)
+                )
                 break
             except StoreBusy:  # nothing was written, and nothing is sent before it is
                 if await busy.is_over():
                     raise
-        if isinstance(found, ClaimedKey):
-            return found
-        raise found
+        if isinstance(claimed, ClaimedKey):
+            return claimed
+        raise claimed
 
     async def claim_ahead(self, intent: str, key: str, *, until: float = math.inf) -> str:
-        """The key of an intent, on disk, before it is known what will be asked under it."""
-        return (await self.claim(intent, NOT_ASKED_YET, "a call that was not made yet", key, until=until)).key
+        """The key of an intent, on disk, before the request under it is known."""
+        return (await self.claim(intent, NO_FINGERPRINT, "a call that was not made yet", key, until=until)).key
 
     async def resolve(self, intent: str, status: int, *, until: float = math.inf) -> None:
         """The server gave a final answer. A StoreError here only means that it is not noted: it is tried until then,
@@ -159,9 +161,9 @@ class Journal:
                 if refused is not None:
                     await Batch((Boundary.ROLLBACK,))
                     return refused
-                bound = entry.fingerprint == NOT_ASKED_YET != fingerprint
-                known = sql.bind(intent, fingerprint, target) if bound else sql.count_try(intent)
-                await Batch((known, Boundary.COMMIT))
+                bound = entry.fingerprint == NO_FINGERPRINT != fingerprint
+                update = sql.bind(intent, fingerprint, target) if bound else sql.count_try(intent)
+                await Batch((update, Boundary.COMMIT))
                 return ClaimedKey(entry.key, known=True)
         await Batch((Boundary.ROLLBACK,))
         return StoreBusy(f"intent {intent!r} was forgotten {_LOOKS_MAX} times while it was being claimed; try again")
@@ -182,7 +184,7 @@ class Journal:
         self, intent: str, fingerprint: bytes, target: str, entry: JournalEntry
     ) -> IntentReused | IntentExpired | None:
         forget = f"`onefold intents forget {quote(intent)}`"
-        if entry.fingerprint != fingerprint and NOT_ASKED_YET not in (entry.fingerprint, fingerprint):
+        if entry.fingerprint != fingerprint and NO_FINGERPRINT not in (entry.fingerprint, fingerprint):
             hidden = ", what is hidden of the path" if "..." in target else ""
             same = f" (the method and the address are the same, so the query{hidden} or the body differs)"
             return IntentReused(

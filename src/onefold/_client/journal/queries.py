@@ -1,4 +1,4 @@
-"""What operators ask of the journal: which calls have no known end, and forgetting one on purpose."""
+"""Queries of operators on the journal: calls without a known end, and forgetting one on purpose."""
 
 from __future__ import annotations
 

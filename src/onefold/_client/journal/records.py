@@ -12,7 +12,7 @@ TARGET_CHARS_MAX: Final = 2000
 REASON_CHARS_MAX: Final = 500
 FINGERPRINT_BYTES: Final = range(16, 33)
 #: Of an intent that was claimed before the request was known.
-NOT_ASKED_YET: Final = bytes(16)
+NO_FINGERPRINT: Final = bytes(16)
 LISTED_MAX: Final = 1000
 
 
@@ -82,7 +82,7 @@ def check_intent(intent: str) -> str:
 
 
 def check_fingerprint(fingerprint: bytes) -> bytes:
-    """The hash, if it is long enough to tell calls apart."""
+    """The hash, if it is long enough to distinguish calls."""
     if len(fingerprint) not in FINGERPRINT_BYTES:
         raise ProgrammerError(
             f"a fingerprint of {len(fingerprint)} bytes; it is a hash of "

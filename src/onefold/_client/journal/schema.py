@@ -1,7 +1,7 @@
 """The journal's table, as a numbered migration per dialect. A number, once released, never changes.
 
 A row says under which key an intent is sent. It is unresolved until the server gave a final answer; `tries` counts its
-claims, and `reason` says why the last call ended without an answer. `position` is the order of arrival, for lists.
+claims, and `reason` is why the last call ended without an answer. `position` is the order of arrival, for lists.
 """
 
 from __future__ import annotations

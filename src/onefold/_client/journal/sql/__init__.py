@@ -1,4 +1,4 @@
-"""The journal's statements: one set, and what each dialect says differently."""
+"""The journal's statements: one set, and those that differ by dialect."""
 
 from onefold._client.journal.sql.statements import Statements
 from onefold._kernel.per_dialect import PerDialect

@@ -1,6 +1,6 @@
 """The journal on Postgres, in which the common statements are written.
 
-A claim must be flushed whatever the server or the role has set, and is not weakened where they ask for more than that;
+A claim must be flushed whatever the server or the role has set, and is not weakened where they set more than that;
 what becomes of a call need not be, and is spared the wait.
 """
 
@@ -27,7 +27,7 @@ _LOCK_TIMEOUT = qualified(
 
 
 class Postgres:
-    """What Postgres says differently."""
+    """The statements that differ on Postgres."""
 
     now = "now()"
     lock_free = "FOR UPDATE SKIP LOCKED"

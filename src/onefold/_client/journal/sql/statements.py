@@ -1,4 +1,4 @@
-"""What the journal asks of a database, written once in Postgres' words; a dialect says what it says differently."""
+"""The statements of the journal, written once in the SQL of Postgres; a dialect overrides those that differ."""
 
 from __future__ import annotations
 
