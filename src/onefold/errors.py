@@ -268,7 +268,7 @@ class ConnectionLost(StoreUnavailable):
 
 
 class OutcomeUnknown(StoreError):
-    """COMMIT was sent, its answer was lost and the database cannot be asked. Retry with the same key."""
+    """COMMIT was sent, its answer was lost and the database does not answer. Retry with the same key."""
 
     slug = "outcome-unknown"
     title = "The outcome is unknown; retry with the same key"

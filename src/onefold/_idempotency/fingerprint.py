@@ -1,4 +1,4 @@
-"""The fingerprint: a hash of what was asked, to tell a retry from another request under the same key.
+"""The fingerprint: a hash of a request, to distinguish a retry from another request under the same key.
 
 Invariant: equal fingerprints mean the same request as far as its strategy looks. Spelling (member order,
 white space, `1.0` for `1`, a form's boundary) may be forgotten, a value never is; what has no exact canonical form is
@@ -34,7 +34,7 @@ CANONICAL_BYTES_MAX: Final = 1 << 20
 
 
 class Asked(NamedTuple):
-    """What a request asks for. `media_type` is lower-case, without parameters, "" when there is none."""
+    """What a fingerprint covers of a request. `media_type` is lower-case, without parameters, "" when there is none."""
 
     path: str
     query: bytes
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     """The values in the path, in their order, where the route is known by its operation; None: the path counts."""
 
 
-# What a route compares: turns what was asked into the bytes that stand for its body.
+# What a route compares: turns a request into the bytes that stand for its body.
 Strategy: TypeAlias = Callable[[Asked], bytes]
 
 _VERSION: Final = b"onefold.asked.2"
@@ -82,27 +82,27 @@ def _check_key(key: bytes) -> None:
 
 
 def hash_asked(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
-    """The 16 bytes that stand for what was asked, in this form and under this key."""
+    """The hash of a request, 16 bytes, in this form and under this key."""
     return hash_form(frame_asked(asked, ours=ours), form, key)
 
 
 def frame_asked(asked: Asked, *, ours: bool) -> bytes:
-    """What stands before the form wherever what was asked is hashed."""
+    """The frame of a request: what is hashed before its form."""
     values = asked.parameters
     target = asked.path if values is None else "".join([f"{len(value)}:{value}" for value in values]) if values else ""
     return _frame(target, asked.query, ours)
 
 
 def hash_form(frame: bytes, form: bytes, key: bytes, version: bytes = _VERSION) -> bytes:
-    """The 16 bytes that stand for a form in its frame, under this key."""
+    """The hash of a form in its frame, 16 bytes, under this key."""
     framed = b"%b%d:%b" % (frame, len(form), form)
     return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=version).digest()
 
 
 def earlier_hash(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
-    """The fingerprint as onefold 0.1 made it, which went by the path. What it compared a form by were its bytes."""
-    known = raw_bytes(asked) if ours and form[:1] == _PARTS else form
-    return hash_form(_frame(asked.path, asked.query, ours), known, key, _VERSION_1)
+    """The fingerprint as onefold 0.1 made it: by the path. Of a multipart form it compared the bytes."""
+    compared = raw_bytes(asked) if ours and form[:1] == _PARTS else form
+    return hash_form(_frame(asked.path, asked.query, ours), compared, key, _VERSION_1)
 
 
 def _frame(target: str, query: bytes, ours: bool) -> bytes:

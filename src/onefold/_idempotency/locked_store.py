@@ -2,8 +2,8 @@
 
 Theory of operation. The claim opens the request's transaction (on SQLite the handler's first statement does), and the
 settle closes it: business rows and the record commit together. Two advisory locks are taken in a fixed order, first
-(key, payload), then (key): the first tells the same request in flight, the second another payload under the same key.
-They decide what a duplicate is told. That a key runs once rests on the record's primary key, on which the loser's
+(key, payload), then (key): the first shows the same request in flight, the second another payload under the same key.
+They decide how a duplicate is answered. That a key runs once rests on the record's primary key, on which the loser's
 settle breaks inside its batch, before COMMIT. The settle's first step is refused where the transaction is not the one
 that claimed, because the handler has committed by itself. Reasons: docs/why/two-locks.md, docs/why/one-transaction.md.
 
@@ -86,7 +86,7 @@ class LockedStatements(Protocol):
 
     def lock(self, ask: Ask) -> Statement: ...
     def check_free(self, ask: Ask) -> Statement:
-        """No row: the request runs. Any row: `explain` says why not, or that it was too early to say."""
+        """No row: the request runs. Any row: `explain` says why not, or that it is not known yet."""
         ...
 
     def reserve(self, ask: Ask) -> Statement: ...
@@ -144,8 +144,8 @@ class LockedStore:
         await Acquire()
         try:  # `checkout`, written out: two coroutines fewer for every request
             # In the first case most likely a replay: one plain read, no transaction.
-            found = await self._find(ask) if ask.digest in self._recent else None
-            claim = found or await self._try(ask)
+            replay = await self._find(ask) if ask.digest in self._recent else None
+            claim = replay or await self._try(ask)
         except SerializationFailed:
             claim = await discard_on_error(functools.partial(self._try_again, ask))
         except Exception:
@@ -170,7 +170,7 @@ class LockedStore:
         check_claim: Callable[[], Flow[None]] | None = None,
     ) -> Claim | None:
         """Where the claim is not this transaction, `opened` is what stands before the record, and `check_claim` is
-        asked where the batch was refused: it raises if the claim is lost."""
+        called where the batch was refused: it raises if the claim is lost."""
         # First what finds out whether the transaction is still ours: nothing may be written outside of it.
         sql, reserved = self.sql, run.reserved
         if opened is None:
@@ -183,7 +183,7 @@ class LockedStore:
         except ConnectionLost:
             await Discard()
             claim = await self._after_lost_commit(ask)
-            # This very answer: COMMIT took place, and only what the server said to it was lost.
+            # This very answer: COMMIT took place, and only the server's reply to it was lost.
             is_ours = isinstance(claim, Replay) and claim.record.answer == answer
             return None if is_ours else claim
         except TransactionAborted as error:
@@ -199,19 +199,19 @@ class LockedStore:
         return None
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        found: OnefoldError | None = None
+        error: OnefoldError | None = None
         if touched:
             try:
                 await Batch(self.sql.PROOF)
             except TransactionEnded:
-                found = TransactionMisused(COMMITTED_BY_HANDLER)
+                error = TransactionMisused(COMMITTED_BY_HANDLER)
             except ConnectionLost:
-                found = ConnectionLost(describe_lost_connection(ask))
+                error = ConnectionLost(describe_lost_connection(ask))
             except OnefoldError:
                 pass  # aborted: the server undoes it now
         await rollback_and_release()
-        if found is not None:
-            raise found
+        if error is not None:
+            raise error
 
     async def status(self, digest: bytes) -> Status:
         [row] = await with_connection(lambda: fetch_rows(self.sql.status(digest)))
@@ -243,12 +243,12 @@ class LockedStore:
         begin = (*sql.opening(ask), sql.lock(ask), *sql.BEFORE_HANDLER, check)
         if await Batch((*first, *begin)) == 0:
             return run
-        seen = await Fetch(self.sql.explain(ask))
-        has_one_snapshot, *_ = seen[0]
+        rows = await Fetch(self.sql.explain(ask))
+        has_one_snapshot, *_ = rows[0]
         if has_one_snapshot and not strict:
             self._strict = True  # from now on, without this detour
             return await self._try(ask, Boundary.ROLLBACK)
-        claim = await self._judge(ask, run, seen)
+        claim = await self._judge(ask, run, rows)
         if claim is None:
             # Another payload holds the key, or a request that only looked at it did. Try once more, then believe it.
             if await Batch((Boundary.ROLLBACK, *begin)) == 0:
@@ -261,11 +261,11 @@ class LockedStore:
     async def _judge(self, ask: Ask, run: Run, rows: list[Row]) -> Claim | None:
         """Look closer, now that the first look was not empty. None: another payload seems to be in flight."""
         _, verdict, late, *_ = rows[0]  # the same in all
-        kept = [row[3:] for row in rows if row[3] is not None]
-        known = judge_records(ask, [record_of(row) for row in kept if row[-1]])
-        if known is not None:
-            return known
-        if late or (kept and ask.refuses_late):
+        records = [row[3:] for row in rows if row[3] is not None]
+        claim = judge_records(ask, [record_of(row) for row in records if row[-1]])
+        if claim is not None:
+            return claim
+        if late or (records and ask.refuses_late):
             return Expired()
         if verdict == self.sql.SAME_IN_FLIGHT:
             return InFlight()
@@ -285,10 +285,10 @@ class LockedStore:
     ) -> Claim:
         async def look_again() -> Claim | None:
             await Batch((Boundary.ROLLBACK,))
-            found = await self._find(ask)
-            if found is None and check_claim is not None:
+            claim = await self._find(ask)
+            if claim is None and check_claim is not None:
                 await check_claim()
-            return found
+            return claim
 
         claim = await discard_on_error(look_again)
         await Release()
@@ -311,11 +311,11 @@ class LockedStore:
             return None if isinstance(claim, InFlight) else claim
 
         claim: Claim | None
-        claim, asked = await look_until_known(look)
+        claim, answered = await look_until_known(look)
         if isinstance(claim, Run):
             raise StoreUnavailable(f"{describe_lost_connection(ask)} and nothing was committed")
         if claim is not None:
             return claim
-        if asked:
+        if answered:
             return InFlight()
-        raise OutcomeUnknown(f"the connection of {ask.operation} was lost during COMMIT and the store cannot be asked")
+        raise OutcomeUnknown(f"the connection of {ask.operation} was lost during COMMIT and the store does not answer")

@@ -1,4 +1,4 @@
-"""What a keyed request is, what can become of it, and what is kept of it.
+"""Keyed requests: their states, and what is stored of them.
 
 A key is in one of these states, seen from a request that brings it:
 
@@ -51,7 +51,7 @@ _NEVER_LATE = 2**62
 
 
 class Scope(NamedTuple):
-    """Who asks for what: keys of different scopes never meet."""
+    """The principal and the operation of a request: keys of different scopes never meet."""
 
     principal: str
     operation: str
@@ -63,7 +63,7 @@ class Scope(NamedTuple):
 
     def fingerprint_key(self, key: str, pepper: bytes = b"") -> bytes:
         """What the intent's fingerprint is keyed with. It is stored nowhere: a reader of the record has the digest,
-        and the digest tells neither this nor the key. Where client keys can be guessed, a secret pepper cannot."""
+        and the digest reveals neither this nor the key. Where client keys can be guessed, a secret pepper cannot."""
         return _fingerprint_key(self._frame(key), key=pepper).digest()
 
     def derive(self, key: str) -> tuple[bytes, bytes]:
@@ -88,7 +88,7 @@ class Record(NamedTuple):
     headers: bytes
     body: bytes | None
     left_ms: int = 0
-    """How much longer it was kept, by the database's clock, when it was read; 0: that was not asked."""
+    """How much longer it was kept, by the database's clock, when it was read; 0: that was not queried."""
 
     @property
     def answer(self) -> Answer:
@@ -115,15 +115,15 @@ class Ask(NamedTuple):
     unmounted: bytes | None = None
     """What onefold 0.1 calls the intent, and calls those of other mounts and hosts too: looked at, never written."""
     tells_mounts: bool = False
-    """Whether such a record can be told from another mount's; where not, it is neither replayed nor run again."""
+    """Whether such a record differs from another mount's; where not, it is neither replayed nor run again."""
     make_request_locks: Callable[[], tuple[int, ...]] | None = None
     """Gives `request_locks`, which a replay does without; None: the fingerprint is the only one."""
     same: Callable[[Record], bool] | None = None
     """Whether a record is of the same request, by the strategy it was made with; None: if the fingerprints agree."""
     tells_apart: bool = True
-    """False where a request in flight cannot be told from another payload's: both are in flight then."""
+    """False where requests in flight with the same and with another payload look alike: both are in flight then."""
     isolation: Isolation | None = None
-    """What the route asks of its transaction; None: what it would have without us."""
+    """The isolation level that the route sets; None: the one it would have without us."""
     work_lease_s: float | None = None
     """Of requests in recorded steps: how long the process may be silent. None: as long as works have by default."""
     signposts: tuple[bytes, ...] = ()
@@ -213,7 +213,7 @@ def rows_kept(lost_to: Claim | None) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What became of a key: unknown, in flight, or done."""
+    """The status of a key: unknown, in flight, or done."""
 
     state: str
     status: int | None = None

@@ -91,11 +91,11 @@ def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | In
             return _judge_unmounted(ask, shared)
     done = [record for record in records if not record.is_signpost]
     if not done:
-        # Only a signpost: a deploy with another `operation` has done it, and only its processes can say how it ended.
+        # Only a signpost: a deploy with another `operation` has done it, and only its processes know how it ended.
         return InFlight() if records else None
-    found = done[0] if len(done) == 1 else min(done, key=_by_name(ask))
-    same = found.fingerprint == ask.fingerprint if ask.same is None else ask.same(found)
-    return Replay(found) if same else Mismatch()
+    record = done[0] if len(done) == 1 else min(done, key=_by_name(ask))
+    same = record.fingerprint == ask.fingerprint if ask.same is None else ask.same(record)
+    return Replay(record) if same else Mismatch()
 
 
 def _judge_unmounted(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:

@@ -31,9 +31,9 @@ async def reap(store: Reaps, *, limit: int, batches_max: int, listener: Listener
     require("batches_max", batches_max, least=1, whole=True)
     records = 0
     for _ in range(batches_max):
-        gone = await store.reap(limit)
-        records += gone
-        if gone < limit:
+        deleted = await store.reap(limit)
+        records += deleted
+        if deleted < limit:
             break
     reaped = Reaped(records)
     emit(listener, reaped)

@@ -28,8 +28,8 @@ class Store(Protocol):
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
     ) -> Flow[Claim | None]:
         """Commit the answer, with the business rows or without, and `also` what these statements write. A Claim in
-        return is how a lost race ended, or a COMMIT whose answer was lost and that is not found. The answer must tell
-        this run from every other: found again after a lost COMMIT, it is the proof that there was one."""
+        return is how a lost race ended, or a COMMIT whose answer was lost and that is not found. The answer must
+        differ from that of every other run: found again after a lost COMMIT, it is the proof that there was one."""
         ...
 
     def release(self, ask: Ask, run: Run, *, touched: bool = False) -> Flow[None]:
@@ -38,16 +38,16 @@ class Store(Protocol):
         ...
 
     def status(self, digest: bytes) -> Flow[Status]:
-        """What became of a key, without waiting for the request that holds it."""
+        """The status of a key, without waiting for the request that holds it."""
         ...
 
     def reap(self, limit: int) -> Flow[int]:
-        """Forget at most `limit` expired records; how many there were."""
+        """Delete at most `limit` expired records; how many were deleted."""
         ...
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The columns of a record, in the order every statement asks for them; how long it is kept, where that is asked."""
+    """The record of a row, whose columns every statement has in this order; with how long it is kept, where queried."""
     digest, fingerprint, operation, version, status, headers, body, *left_ms = row
     # Drivers answer with views where they can; what is compared and kept is bytes.
     return Record(
@@ -63,7 +63,7 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def describe_lost_connection(ask: Ask) -> str:
-    """What is said of a request whose connection is gone."""
+    """For the error of a request whose connection was lost."""
     return (
         f"the connection of {ask.operation} was lost (Postgres cuts off a handler that takes longer than its lease, "
         f"lease_s={ask.lease_s:g})"

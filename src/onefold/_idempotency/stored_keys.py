@@ -49,7 +49,7 @@ class KeyView:
     expires_ms: int
     now_ms: int
     place: int
-    """Its exact end, by which it is told from what is stored under the same name later."""
+    """Its exact end, which distinguishes it from what is stored under the same name later."""
 
     @property
     def stamp(self) -> str:
@@ -59,7 +59,7 @@ class KeyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyHolder:
-    """A request that holds the lock of a key at this moment. What is None cannot be told."""
+    """A request that holds the lock of a key at this moment. What is None is not known."""
 
     pid: int | None
     """Of its session, at a server of Postgres."""
@@ -167,33 +167,33 @@ async def erase(
 
     async def work() -> tuple[KeyView, ...]:
         await Batch((Boundary.BEGIN,))
-        found = tuple([_view(*row) for digest in names for row in await Fetch(sql.one(digest))])
-        known = seen is None or all(key.stamp in seen for key in found)
-        ends = [(bytes.fromhex(key.id), key.place) for key in found]
-        ends += [(signpost, found[0].place) for signpost in await _find_signposts(sql, found)]
+        keys = tuple([_view(*row) for digest in names for row in await Fetch(sql.one(digest))])
+        is_current = seen is None or all(key.stamp in seen for key in keys)
+        ends = [(bytes.fromhex(key.id), key.place) for key in keys]
+        ends += [(signpost, keys[0].place) for signpost in await _find_signposts(sql, keys)]
         # Another operator who is quicker leaves nothing to delete here: only one of them has erased it.
-        gone = [row for digest, place in ends if known for row in await Fetch(sql.erase(digest, place))]
-        if not gone:
+        erased = [row for digest, place in ends if is_current for row in await Fetch(sql.erase(digest, place))]
+        if not erased:
             await Batch((Boundary.ROLLBACK,))
             return ()
         details: dict[str, Any] = {
-            "keys": [key.id for key in found],
-            "operation": next((key.operation for key in found if key.operation), ""),
-            "status": next((key.status for key in found if key.state != "elsewhere"), None),
+            "keys": [key.id for key in keys],
+            "operation": next((key.operation for key in keys if key.operation), ""),
+            "status": next((key.status for key in keys if key.state != "elsewhere"), None),
         }
         note = note_of(dialect, actor=actor, action="keys erase", details=details, why=why)
         await Batch((note, Boundary.COMMIT))
-        return found
+        return keys
 
     return await with_connection(work)
 
 
-async def _find_signposts(sql: KeyStatements, found: Sequence[KeyView]) -> tuple[bytes, ...]:
+async def _find_signposts(sql: KeyStatements, keys: Sequence[KeyView]) -> tuple[bytes, ...]:
     """The signposts of a record, where their names were not among those that were given. They were stored by the
-    statement that stored the record; where others were stored at that very moment, they cannot be told from theirs, and
-    stay."""
-    done = [key for key in found if key.status != SIGNPOST_STATUS]
-    if len(done) != 1 or len(found) != 1:
+    statement that stored the record; where others were stored at that very moment, they cannot be distinguished from
+    theirs, and stay."""
+    done = [key for key in keys if key.status != SIGNPOST_STATUS]
+    if len(done) != 1 or len(keys) != 1:
         return ()
     beside = await Fetch(sql.beside(bytes.fromhex(done[0].id)))
     signposts = [bytes(digest) for digest, status in beside if status == SIGNPOST_STATUS]

@@ -1,1 +1,1 @@
-"""An answer cache before the database: what may be repeated without asking it. Imported by those who have one."""
+"""An answer cache before the database: answers that are replayed without a query. Imported only where it is used."""

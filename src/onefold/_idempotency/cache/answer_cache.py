@@ -20,7 +20,7 @@ ANSWER_BYTES_MAX: Final = 256 * 1024
 
 
 class CacheQuestion(Generic[T]):
-    """What a server is to be asked: a task awaits it, a thread calls `wait`. Only what runs the request knows which it
+    """A query to a cache server: a task awaits it, a thread calls `wait`. Only what runs the request knows which it
     is: `Onefold` may serve an ASGI application, on a loop that must not wait, and a thread of it may run a loop, in a
     notebook."""
 
@@ -34,7 +34,7 @@ class CacheQuestion(Generic[T]):
         return self._begin().__await__()
 
 
-#: What a cache answers: the value itself, or what is to be asked for it.
+#: What a cache answers: the value itself, or the query for it.
 Maybe: TypeAlias = CacheQuestion[T] | T
 
 
@@ -74,7 +74,7 @@ class AnswerCache(Protocol):
         ...
 
     def forget(self, digests: Sequence[bytes]) -> Maybe[bool]:
-        """Drop what is stored under these digests, answers and marks. False: it could not be told."""
+        """Drop what is stored under these digests, answers and marks. False: the server did not answer."""
         ...
 
     def close(self) -> None:

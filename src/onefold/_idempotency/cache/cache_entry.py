@@ -14,7 +14,7 @@ from typing import Final
 
 from onefold._idempotency.model import Record
 
-#: Of its form. An entry of another release is not opened: the database is asked.
+#: Of its form. An entry of another release is not opened: the database is queried.
 _FORM: Final = b"\x01"
 _MAC_BYTES: Final = 32
 

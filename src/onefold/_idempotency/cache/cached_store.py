@@ -1,15 +1,15 @@
-"""A store behind an answer cache: the same answers, and fewer questions to the database.
+"""A store behind an answer cache: the same answers, and fewer queries to the database.
 
 Theory of operation. A claim looks into the cache first. A record there was committed, is of this very scope and key
 (its digest), and is judged as the store judges its own: the same request is replayed, another payload is refused.
-Anything else (nothing there, a value that is not believed, no answer) means that the database is asked, as without a
+Anything else (nothing there, a value that is not believed, no answer) means that the database is queried, as without a
 cache. What is written into the cache is a record whose COMMIT was answered, or one that the database gave, for as long
 as the database keeps it and `ttl_s` at most.
 
 A mark (in flight) decides nothing. It may be of a process that has died, whose key is free: a 409 would be a lie. The
-database alone says that a request is in flight. A request that waits (`wait_s`) and was told so by the database looks
-into the cache while the mark stands, and asks the database again every WATCH_S and when its wait ends. So a mark that
-was left behind costs a waiting request WATCH_S at most, and no request its answer.
+database alone decides that a request is in flight. A request that waits (`wait_s`) after that answer looks into the
+cache while the mark stands, and queries the database again every WATCH_S and when its wait ends. So a mark that was
+left behind costs a waiting request WATCH_S at most, and no request its answer.
 
 Failure windows. A crash between COMMIT and the cache costs a look at the database later. A process that is stopped
 between the two stores what may have been erased meanwhile; its time counts from before COMMIT, so that an erased answer
@@ -57,8 +57,8 @@ _LAST_S: Final = 0.1
 
 _FAILED: Final = Look("failed")
 
-#: What a database tells of itself: when its tables were made, and what it is called. Two can tell the same (containers
-#: whose files have one path, made in one second), so that users name theirs, too (`RedisCache(namespace=...)`).
+#: The identity of a database: when its tables were made, and its name. Two can have the same (containers whose files
+#: have one path, made in one second), so that users name theirs, too (`RedisCache(namespace=...)`).
 _IDENTITY: Final = {
     "postgres": qualified(
         "SELECT current_database()::text, extract(epoch FROM applied_at)::text FROM onefold_migration "
@@ -77,7 +77,14 @@ class CachedStore:
     """The store of one request."""
 
     __slots__ = (
-        "_asked_at", "_bind", "_cache", "_listener", "_marked", "_operation", "_store", "_wait_s",
+        "_bind",
+        "_cache",
+        "_listener",
+        "_marked",
+        "_operation",
+        "_queried_at",
+        "_store",
+        "_wait_s",
         "_waits_until",
     )  # fmt: skip
 
@@ -96,25 +103,25 @@ class CachedStore:
         self._operation = operation
         self._wait_s = wait_s
         self._listener = listener
-        #: When the database was last asked, before it answered.
-        self._asked_at = 0.0
-        #: Until when the request waits, once the database has said that the same is in flight.
+        #: When the database was last queried, before it answered.
+        self._queried_at = 0.0
+        #: Until when the request waits, once the database has answered that the same is in flight.
         self._waits_until: float | None = None
         self._marked = False
 
     async def claim(self, ask: Ask) -> Claim:
         if self._waits_until is None or await Now() < self._watches_until(self._waits_until):
-            known = await self._find(ask)
-            if known is not None:
-                return known
-        self._asked_at = await Now()
+            claim = await self._find(ask)
+            if claim is not None:
+                return claim
+        self._queried_at = await Now()
         claim = await self._store.claim(ask)
         if isinstance(claim, InFlight):
             if self._waits_until is None:
                 self._waits_until = await Now() + self._wait_s
         elif isinstance(claim, Replay):
             if claim.record.digest == ask.digest:  # else it is found by an earlier name, which is not looked for here
-                await self._keep(claim.record, self._asked_at, claim.record.left_ms / 1000)
+                await self._keep(claim.record, self._queried_at, claim.record.left_ms / 1000)
         elif isinstance(claim, Mismatch | Expired):
             await self._unmark(ask)
         return claim
@@ -127,7 +134,7 @@ class CachedStore:
         if lost_to is None:
             record = Record(ask.digest, ask.fingerprint, ask.operation, SCHEMA_VERSION, *answer)
             # The database counts the retention from the beginning of the transaction, which the claim began.
-            await self._keep(record, since, self._asked_at + ask.retention_s - since)
+            await self._keep(record, since, self._queried_at + ask.retention_s - since)
         else:
             await self._unmark(ask)
         return lost_to
@@ -146,14 +153,14 @@ class CachedStore:
         return await self._store.reap(limit)
 
     def _watches_until(self, waits_until: float) -> float:
-        return min(self._asked_at + WATCH_S, waits_until - _LAST_S)
+        return min(self._queried_at + WATCH_S, waits_until - _LAST_S)
 
     async def _find(self, ask: Ask) -> Claim | None:
-        """What the cache knows. None: the database is asked."""
+        """The claim by the cache. None: the database is queried."""
         if not self._cache.bound:
             await self._bind()
         mark_s = ask.lease_s if self._wait_s > 0 and self._waits_until is None else None
-        look: Look = await self._ask(functools.partial(self._cache.look, ask.digest, mark_s), _FAILED)
+        look: Look = await self._query(functools.partial(self._cache.look, ask.digest, mark_s), _FAILED)
         self._marked |= mark_s is not None and look.outcome == "miss"
         outcome, claim = look.outcome, None
         if look.record is not None:
@@ -167,31 +174,31 @@ class CachedStore:
 
     async def _keep(self, record: Record, since: float, left_s: float) -> None:
         self._marked = False
-        outcome = await self._ask(functools.partial(self._cache.store, record, since, left_s), "failed")
+        outcome = await self._query(functools.partial(self._cache.store, record, since, left_s), "failed")
         emit(self._listener, CacheStored(self._operation, outcome))
 
     async def _unmark(self, ask: Ask) -> None:
         if self._marked:
             self._marked = False
-            await self._ask(functools.partial(self._cache.forget, (ask.digest,)), False)
+            await self._query(functools.partial(self._cache.forget, (ask.digest,)), False)
 
-    async def _ask(self, question: Callable[[], Any], otherwise: Any) -> Any:
+    async def _query(self, query: Callable[[], Any], otherwise: Any) -> Any:
         """Whatever a cache raises, the request goes on: it may be committed."""
         try:
-            return await _answer(question)
+            return await _answer(query)
         except Exception:
-            _log.warning("the answer cache failed, and the database is asked", exc_info=True)
+            _log.warning("the answer cache failed; the request goes on with the database", exc_info=True)
             return otherwise
 
 
-async def _answer(question: Callable[[], Maybe[T]]) -> T:
-    found: Maybe[T] = await Call(question)  # on a loop the question itself was awaited there
-    return found.wait() if isinstance(found, CacheQuestion) else found
+async def _answer(query: Callable[[], Maybe[T]]) -> T:
+    answer: Maybe[T] = await Call(query)  # on a loop the query itself was awaited there
+    return answer.wait() if isinstance(answer, CacheQuestion) else answer
 
 
 def _judge(ask: Ask, record: Record) -> Claim | None:
-    """What a record of the cache means; None: nothing, the database is asked. What would have the database's own record
-    refused is said by the database."""
+    """The claim by a record of the cache; None: the database is queried. It also raises what a record of its own would
+    have refused."""
     if record.digest != ask.digest:
         return None
     try:
@@ -201,7 +208,7 @@ def _judge(ask: Ask, record: Record) -> Claim | None:
 
 
 async def identify(dialect: str) -> bytes | None:
-    """What the database tells of itself; None: nothing, its table of migrations is empty."""
+    """The identity of the database; None: its table of migrations is empty."""
     for row in await with_connection(lambda: fetch_rows(Statement(_IDENTITY[dialect]))):
         return "\0".join(map(str, row)).encode()
     return None
@@ -229,13 +236,13 @@ class CachedStores:
         return CachedStore(store, self.cache, self.bind, operation, wait_s, self._listener)
 
     async def bind(self) -> None:
-        """Tell the cache which database its answers are of. What cannot be found out now is asked again by the next
-        request, and the cache keeps out of this one."""
+        """Bind the cache to the database that its answers are of. Where that is not known yet, the next request tries
+        again, and this one does without the cache."""
         try:
             database = await identify(self._dialect)
         except StatementRefused as error:
             self._warn(f"the database does not let it read onefold_migration ({error})")
-        except OnefoldError:  # the database is away, or not migrated: the request itself will say so
+        except OnefoldError:  # the database is down, or not migrated: the request itself raises that
             return
         else:
             if database is None:
@@ -244,12 +251,12 @@ class CachedStores:
                 self.cache.bind(database)
 
     def _warn(self, why: str) -> None:
-        """Once: each request might say it."""
+        """Once: each request might log it."""
         if not self._warned:
             self._warned = True
             _log.warning(
-                "the answer cache is not used, because it cannot tell which database its answers are of: %s. Every "
-                "request asks the database until it can; on Postgres the role of the application needs SELECT on "
+                "the answer cache is not used, because it does not know which database its answers are of: %s. Every "
+                "request queries the database until it does; on Postgres the role of the application needs SELECT on "
                 "onefold_migration (`onefold docs postgres`)",
                 why,
             )
@@ -264,6 +271,7 @@ class CachedStores:
             await self.bind()
         if not await _answer(functools.partial(self.cache.forget, digests)):
             _log.warning(
-                "the answer cache could not be told that %s was erased: it may be replayed until its ttl_s is over",
+                "the answer of %s was erased, but could not be dropped from the answer cache: it may be replayed "
+                "until its ttl_s is over",
                 ", ".join(digest.hex() for digest in digests),
             )

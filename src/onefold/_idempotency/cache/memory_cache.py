@@ -23,7 +23,7 @@ from onefold._policy.ranges import require
 #: What an entry takes besides the bytes of its answer: the objects, and their places in the table.
 ENTRY_BYTES: Final = 700
 
-#: So many of the oldest are looked at with each new one: what has expired goes, also where it is not asked for again.
+#: So many of the oldest are looked at with each new one: what has expired is dropped, also if it is never looked up.
 _SWEPT: Final = 2
 
 
@@ -95,7 +95,7 @@ class MemoryAnswers:
         return True
 
     def bind(self, database: bytes) -> None:
-        """There is nothing to tell apart."""
+        """One application has it: there is nothing to distinguish."""
 
     @property
     def size(self) -> int:
@@ -156,6 +156,6 @@ class MemoryAnswers:
             self._bytes -= oldest.size
 
     def _drop(self, digest: bytes) -> None:
-        gone = self._entries.pop(digest, None)
-        if gone is not None:
-            self._bytes -= gone.size
+        dropped = self._entries.pop(digest, None)
+        if dropped is not None:
+            self._bytes -= dropped.size

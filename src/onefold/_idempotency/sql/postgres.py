@@ -15,7 +15,7 @@ from onefold._kernel.dialects import POSTGRES_LEASE, postgres_span
 from onefold._kernel.effects import WHOLE, BatchItem, Boundary, Statement, Value, begin_at
 from onefold._kernel.pg_catalog import qualified
 
-#: What LOCK says when it was refused one. Nothing, or an empty text, means: both are held.
+#: The results of LOCK when it was refused one. Nothing, or an empty text, means: both are held.
 SAME_IN_FLIGHT = "same"
 OTHER_IN_FLIGHT = "other"
 

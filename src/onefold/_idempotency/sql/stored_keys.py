@@ -1,4 +1,4 @@
-"""What people ask of keys, as statements: what is stored under a name, what is stored at all, and erasing it."""
+"""Statements of operators on keys: what is stored under a name, what is stored at all, and erasing it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onefold._kernel.effects import Statement
 from onefold._kernel.per_dialect import PerDialect
 from onefold._kernel.pg_catalog import qualified
 
-#: The place of a row in the list is exact: two rows of one millisecond are told apart.
+#: The place of a row in the list is exact: it distinguishes two rows of one millisecond.
 _POSTGRES_PLACE: Final = "(extract(epoch FROM expires_at) * 1000000)::bigint"
 _POSTGRES_MS: Final = "(extract(epoch FROM {}) * 1000)::bigint"
 
