@@ -118,18 +118,18 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
     if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
         await Batch((Boundary.ROLLBACK,))
         return None
-    those = write_identities(stored_messages)
-    if await Fetch(sql.any_id_conflict(name, those)):
+    identities = write_identities(stored_messages)
+    if await Fetch(sql.any_id_conflict(name, identities)):
         await Batch((Boundary.ROLLBACK,))
         return None
-    known = {message_id for (message_id,) in await Fetch(sql.runs.known(name, those))}
+    recorded = {message_id for (message_id,) in await Fetch(sql.runs.known(name, identities))}
     keeps: list[Statement] = []
     events: list[InboxEvent] = []
     for stored, verdict in zip(stored_messages, verdicts, strict=True):
-        if stored.id in known:
+        if stored.id in recorded:
             events.append(Duplicate(name, stored.topic))
             continue
-        known.add(stored.id)
+        recorded.add(stored.id)
         assert isinstance(verdict, Early)
         keeps.append(park(sql, name, stored, verdict))
         events.append(Parked(name, stored.topic))

@@ -64,7 +64,7 @@ class Consumer:
     id_of: Callable[[Delivery], str | None] | None = None
     """Where a message's id is, for producers that set none, or a fresh one for each retry: `lambda delivery:
     delivery.json()["order"]`. None: its CloudEvents attribute `id`. A message that has no envelope is handled under
-    the id that is returned; its topic, source and key are then what the broker says."""
+    the id that is returned; its topic, source and key are then those of the broker."""
     payload_of: PayloadOf = no_payloads
     """How a message's data is read, where a parameter of the handler is annotated with a type of data."""
     signature: Signature = field(init=False)

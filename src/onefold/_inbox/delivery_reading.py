@@ -1,6 +1,6 @@
 """Reading: what a consumer makes of a delivery, or of a failed message that could not be read when it came.
 
-Invariant: whatever goes wrong here makes a failed message that says why, never an exception: those behind it are read.
+Invariant: whatever goes wrong here makes a failed message with a reason, never an exception: those behind it are read.
 """
 
 from __future__ import annotations

@@ -55,35 +55,35 @@ async def discard_all(
     while True:
         # From where the transaction before has come to: what did not fit up to there is not read once more.
         statement = STATEMENTS[dialect].discard_some(chosen.values(), since, DISCARD_BATCH)
-        gone = await _discard(dialect, chosen.consumer, statement, actor, details, forget)
-        total += len(gone)
-        if len(gone) < DISCARD_BATCH:
+        deleted = await _discard(dialect, chosen.consumer, statement, actor, details, forget)
+        total += len(deleted)
+        if len(deleted) < DISCARD_BATCH:
             return total
-        since = max(died_at for *_, died_at in gone)
+        since = max(died_at for *_, died_at in deleted)
 
 
 async def _discard(
     dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any], forget: Forgets
 ) -> list[Row]:
-    """What is gone. In one transaction, with a line in the audit if there was anything."""
+    """Delete in one transaction, with a line in the audit if there was anything. The deleted rows."""
     sql = STATEMENTS[dialect]
 
     async def work() -> list[Row]:
         await Batch((Boundary.BEGIN,))
-        gone = await Fetch(statement)
-        streams = sorted({bytes(stream) for _, _, stream, *_ in gone if stream is not None})
+        deleted = await Fetch(statement)
+        streams = sorted({bytes(stream) for _, _, stream, *_ in deleted if stream is not None})
         # The message behind one of them looks again for its turn, which it may not have: giving it that is `skip`.
         wakes = [sql.wake_first(consumer, stream) for stream in streams]
-        failed_messages = [{"id": name, "topic": topic} for name, topic, *_ in gone]
+        failed_messages = [{"id": name, "topic": topic} for name, topic, *_ in deleted]
         works = [
             statement
-            for name, _, _, source, envelope, _ in gone
+            for name, _, _, source, envelope, _ in deleted
             if source is not None
             for statement in forget(consumer, source, json.loads(envelope).get("id", name))
         ]
         audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "failed_messages": failed_messages}))
-        await Batch((*wakes, *works, *((audit,) if gone else ()), Boundary.COMMIT))
-        return gone
+        await Batch((*wakes, *works, *((audit,) if deleted else ()), Boundary.COMMIT))
+        return deleted
 
     return await with_connection(work)
 

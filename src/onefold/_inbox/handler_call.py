@@ -22,7 +22,7 @@ from onefold.errors import OnefoldError, ProgrammerError
 
 
 class NotCommitted(OnefoldError):
-    """What a dependency is told at its `yield` where the handler did its part, and its transaction was not kept."""
+    """Raised in a dependency at its `yield` where the handler returned, and its transaction was not committed."""
 
 
 class Invocation:

@@ -1,9 +1,9 @@
 """What a handler takes, and what it depends on: read once, where it is defined.
 
 Rules. The first parameter of a handler is its message; or the message's data, where it is annotated with a type to read
-that as. Every other parameter says by its annotation what it is: `Message`, `Transaction`, a SQLAlchemy session,
+that as. Every other parameter is read by its annotation: `Message`, `Transaction`, a SQLAlchemy session,
 `Steps`, a type of data, or `Annotated[T, Depends(function)]`, whose function is read by the same rules. A parameter
-named tx is the transaction, and so is the second one where it says nothing. What is left must have a default.
+named tx is the transaction, and so is a second one without annotation. What is left must have a default.
 
 Invariant: a signature that was read can be called. What cannot be filled in is refused here, not at the first message.
 """
@@ -38,7 +38,7 @@ _MUST: Final = "it must take the message (or its data), and may take tx, a sessi
 class Depends:
     """For a handler's parameter: `Annotated[Rates, Depends(rates)]` is what `rates` returns, or yields; what follows
     its `yield` runs after the transaction has ended. This function, `dependency`, is called once for one message,
-    however often it is asked for, unless `use_cache` is False. Without a function, the annotated class itself is
+    however many depend on it, unless `use_cache` is False. Without a function, the annotated class itself is
     called."""
 
     dependency: Callable[..., Any] | None = None
@@ -98,17 +98,17 @@ class Signature:
 
     @property
     def session(self) -> Given | None:
-        """The kind of session that is asked for, if one is."""
+        """The kind of session that it takes, if it takes one."""
         return next((kind for kind in _SESSIONS if kind in self.values()), None)
 
     @property
     def works_in_steps(self) -> bool:
-        """Whether recorded steps are asked for."""
+        """Whether it takes recorded steps."""
         return "steps" in self.values()
 
     @property
     def takes_transaction(self) -> bool:
-        """Whether the message's transaction is asked for, or a session in it."""
+        """Whether it takes the message's transaction, or a session in it."""
         return "tx" in self.values() or self.session is not None
 
     @property
@@ -180,19 +180,19 @@ class _SignatureReader:
         return Signature(function, tuple(found), kind)
 
     def _check_returned(self, function: Callable[..., Any]) -> None:
-        """Refuse a handler whose every message would fail, because it says that it returns something else than None."""
-        said = _resolve(function, inspect.signature(function).return_annotation)
-        plain = get_origin(said) or said
+        """Refuse a handler whose every message would fail, because it is annotated to return something but None."""
+        returned = _resolve(function, inspect.signature(function).return_annotation)
+        plain = get_origin(returned) or returned
         if isinstance(plain, type) and plain not in (*_NOTHING, NoneType, UnionType):
             raise ConfigurationError(
-                f"the handler of consumer {self._consumer!r} is {_name(function)}(...) -> {said!r:.200}; a handler "
+                f"the handler of consumer {self._consumer!r} is {_name(function)}(...) -> {returned!r:.200}; a handler "
                 "returns None, and raises to say that it failed"
             )
 
     def _annotated_value(
         self, parameter: inspect.Parameter, annotation: object, path: tuple[object, ...]
     ) -> Given | Payload | Needed | None:
-        """What the parameter says that it is, wherever it stands."""
+        """The value of a parameter by its annotation or name, wherever it stands."""
         if parameter.kind in _REST:
             return None
         kind, metadata = _strip(annotation)
@@ -216,7 +216,7 @@ class _SignatureReader:
         return None
 
     def _by_place(self, index: int, parameter: inspect.Parameter, annotation: object) -> Given | Payload | None:
-        """What a handler's parameter is that does not say it."""
+        """The value of a handler's parameter by its place, where its annotation names none."""
         if parameter.kind not in _BY_PLACE:
             return None
         silent = annotation in _NOTHING
@@ -279,8 +279,7 @@ def _name(function: object) -> str:
 
 
 def _resolve(function: Any, annotation: object) -> object:
-    """What is said of a parameter, or of what is returned. A name that cannot be looked up (TYPE_CHECKING) stays a
-    string."""
+    """The annotation, resolved. A name that cannot be looked up (TYPE_CHECKING) stays a string."""
     if not isinstance(annotation, str):
         return annotation
     function = inspect.unwrap(_whole(function))

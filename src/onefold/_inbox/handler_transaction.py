@@ -1,4 +1,4 @@
-"""Running a handler: its work and what goes with it are committed together, or it is said why not.
+"""Running a handler: its work and what goes with it are committed together, or the error is returned.
 
 The proof in front of COMMIT is what finds a transaction that the handler has ended or broken: COMMIT alone would answer
 a broken one with a silent rollback.
@@ -47,11 +47,11 @@ class HandlerTookTooLong(OnefoldError):
 
 
 class AnswerCheck:
-    """Refuses what a handler returns, and tells of it once."""
+    """Refuses what a handler returns, and logs that once."""
 
     def __init__(self, consumer: str) -> None:
         self._consumer = consumer
-        self._is_told = False
+        self._is_logged = False
 
     def __call__(self, answer: object) -> None:
         if answer is None:
@@ -60,8 +60,8 @@ class AnswerCheck:
             f"the handler of consumer {self._consumer!r} returned {answer!r:.200}; a handler returns None, and "
             "raises to say that it failed"
         )
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             _log.error("%s", error)
         raise error
 
@@ -77,15 +77,15 @@ class HandlerTransaction:
         self._session, self._opens = consumer.signature.session, consumer.signature.opens
 
     async def run(
-        self, known: Statement, messages: list[Message], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
+        self, lookup: Statement, messages: list[Message], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
-        """Call the handler and commit. What it returns is why the handler's work is undone. StoreError: not known.
-        `known` answers a row if it was committed."""
-        return await self._run(known, tx, lambda: self._call(messages, tx), lambda: after)
+        """Call the handler and commit. Returns the error that the handler's work is undone for. StoreError: not known.
+        `lookup` returns a row if it was committed."""
+        return await self._run(lookup, tx, lambda: self._call(messages, tx), lambda: after)
 
     async def run_each(
         self,
-        known: Statement,
+        lookup: Statement,
         messages: list[Message],
         tx: OwnedTransaction[Any],
         settle: Callable[[int], tuple[Statement, ...]],
@@ -104,7 +104,7 @@ class HandlerTransaction:
                 await self._call([message], tx)
                 count += 1
 
-        return await self._run(known, tx, call, lambda: settle(count))
+        return await self._run(lookup, tx, call, lambda: settle(count))
 
     async def _call(self, messages: list[Message], tx: OwnedTransaction[Any]) -> None:
         tx.carry(functools.partial(_carry, messages))
@@ -117,7 +117,7 @@ class HandlerTransaction:
 
     async def _run(
         self,
-        known: Statement,
+        lookup: Statement,
         tx: OwnedTransaction[Any],
         call: Callable[[], Flow[None]],
         after: Callable[[], tuple[Statement, ...]],
@@ -136,7 +136,7 @@ class HandlerTransaction:
         except Exception as error:
             return await self._undo(tx, error)
         try:
-            await commit(tx, functools.partial(self._commit, known, after, began_at))
+            await commit(tx, functools.partial(self._commit, lookup, after, began_at))
         except Exception as error:
             # What cannot be serialised has failed as it might have in the handler: it is tried again, and counted.
             if isinstance(error, StoreError) and not isinstance(error, SerializationFailed):
@@ -146,7 +146,7 @@ class HandlerTransaction:
 
     async def _commit(
         self,
-        known: Statement,
+        lookup: Statement,
         after: Callable[[], tuple[Statement, ...]],
         began_at: float,
         events: tuple[Statement, ...],
@@ -156,7 +156,7 @@ class HandlerTransaction:
             await Batch((self._sql.proof, *events, *after(), Boundary.COMMIT))
         except ConnectionLost as error:
             await Discard()
-            committed = await self._is_committed(known)
+            committed = await self._is_committed(lookup)
             if committed is False and await Now() - began_at >= self._consumer.lease_s:
                 raise HandlerTookTooLong.of(self._consumer, "lease_s", self._consumer.lease_s) from error
             if not committed:
@@ -172,7 +172,7 @@ class HandlerTransaction:
             if isinstance(joined, InvocationCloser):
                 joined.invocation.error = error
         if isinstance(error, HandlerTookTooLong):
-            # It was cut off in the middle of something, or is still at it on its thread: its connection is not asked.
+            # It was interrupted in the middle of something, or still runs on its thread: its connection is not used.
             tx.end()
             await Discard()
             await tx.conclude(False)
@@ -192,11 +192,11 @@ class HandlerTransaction:
         await rollback_and_release()
         return ended > 0
 
-    async def _is_committed(self, known: Statement) -> bool | None:
-        """Whether the rows of a COMMIT without an answer are there. None: not known, because the database cannot be
-        asked; the ledger tells when the message is delivered again."""
+    async def _is_committed(self, lookup: Statement) -> bool | None:
+        """Whether the rows of a COMMIT without an answer are there. None: not known, because the database does not
+        answer; the ledger decides when the message is delivered again."""
         try:
-            rows = await with_connection(lambda: _rows(known))
+            rows = await with_connection(lambda: _rows(lookup))
         except StoreError:
             return None
         return bool(rows)

@@ -5,10 +5,10 @@ a duplicate; if another transaction is just writing it, the database makes us wa
 decides, and what is delivered twice is handled once. What fails rolls back with its ledger row, and a second
 transaction writes it down as a failed message: from then on it is ours and no longer the broker's.
 
-Failure windows. A crash before COMMIT is a rollback: the broker delivers again, and says so; such a message is written
-down first (`_run_kept`), so that one that kills its process is found by its count of starts. A crash between COMMIT and
-ack is a duplicate. A crash between rollback and failed message costs the count of one failure. A lost answer to COMMIT
-is looked up; what cannot be looked up is given back, and the ledger knows when it comes again.
+Failure windows. A crash before COMMIT is a rollback: the broker delivers again, marked as redelivered; such a message
+is written down first (`_run_kept`), so that one that kills its process is found by its count of starts. A crash between
+COMMIT and ack is a duplicate. A crash between rollback and failed message costs the count of one failure. A lost answer
+to COMMIT is looked up; what cannot be looked up is given back, and the ledger knows when it comes again.
 """
 
 from __future__ import annotations
@@ -184,10 +184,10 @@ class Inbox:
             self.in_hand.drop([failed_message])
 
     def abandon(self, failed_messages: Iterable[FailedMessage]) -> None:
-        """They were cut off, and are to be given back."""
-        left = list(failed_messages)
-        self.in_hand.drop(left)
-        self.unfinished.hold(left)
+        """These were interrupted: they are to be given back."""
+        abandoned = list(failed_messages)
+        self.in_hand.drop(abandoned)
+        self.unfinished.hold(abandoned)
 
     # --- one attempt -------------------------------------------------------------------------------------
 
@@ -330,17 +330,17 @@ class Inbox:
     async def _claim_many(self, stored_messages: Sequence[StoredMessage]) -> set[tuple[str, str | None]] | None:
         """Name and source of those that are new. None: one has the id of another source's message."""
         await Batch((begin_at(self.consumer.isolation), *self.sql.opening(self.lease_ms)))
-        those = write_identities(stored_messages)
-        fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, those))}
+        identities = write_identities(stored_messages)
+        fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, identities))}
         new = all((stored.id, stored.source) in fresh for stored in stored_messages)
-        return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, those)) else None
+        return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, identities)) else None
 
     async def _run(
         self, stored_messages: Sequence[StoredMessage], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
         messages = [stored.message for stored in stored_messages if stored.message is not None]
-        known = self.sql.handled(self._name, stored_messages[0].identity)
-        return await self._handler_tx.run(known, messages, tx, after)
+        lookup = self.sql.handled(self._name, stored_messages[0].identity)
+        return await self._handler_tx.run(lookup, messages, tx, after)
 
     async def run_each(
         self,
@@ -351,22 +351,22 @@ class Inbox:
         """Run the handler for one message after another, in one transaction, while there is time: see `catching_up`."""
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
-        known = self.sql.handled(self._name, stored_messages[0].identity)
-        run = self._handler_tx.run_each(known, messages, tx, settle, time_s)
+        lookup = self.sql.handled(self._name, stored_messages[0].identity)
+        run = self._handler_tx.run_each(lookup, messages, tx, settle, time_s)
         return await self._trace.follow_many(stored_messages, run)
 
     # --- what fails --------------------------------------------------------------------------------------
 
     async def _fail(self, stored: StoredMessage, error: Exception) -> InboxEvent:
-        """Write down that it failed, and when it is tried again."""
+        """Record that it failed, and when it is tried again."""
         return await write_failure(self.sql, self.consumer, stored, error, draw=self._draw, now_ms=self._now_ms)
 
     async def _refuse(self, stored: StoredMessage, problem: str) -> InboxEvent:
         await Batch((Boundary.BEGIN,))
         if not await is_ours(self.sql, self._name, stored):
             return await leave(self._name, stored)
-        kept = isinstance(stored, FailedMessage)
-        if not kept and await Fetch(self.sql.id_conflict(self._name, stored.identity)):
+        is_failed_message = isinstance(stored, FailedMessage)
+        if not is_failed_message and await Fetch(self.sql.id_conflict(self._name, stored.identity)):
             stored = stored.set_apart()
         await Batch((dead_letter(self.sql, self._name, stored, problem), _COMMIT))
         return DeadLettered(self._name, stored.topic, problem, stored.id)

@@ -1,4 +1,4 @@
-"""What an operator is told of messages that fail, in the log."""
+"""Log lines about messages that fail, for operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger("onefold.consumer")
 
 
 def log_failure(event: InboxEvent, attempts: int) -> None:
-    """What an operator must know of a message: that it failed, and that it is not tried again."""
+    """Log that a message failed, or that it is not tried again."""
     match event:
         case Failed(consumer, topic, reason, failed, id_, retry_s=retry_s):
             _log.warning(

@@ -8,7 +8,7 @@ or of a receiver that has none) stands for every source.
 One message has one ledger row: what is written apart takes the id first, and waits for a delivery of the same message
 that saw the id free; where the id is free after all, it keeps both names.
 
-Where a name is taken, the flow asks whether by this message or another's, and tries again apart. A message that was
+Where a name is taken, the flow looks whether by this message or another's, and tries again apart. A message that was
 named apart stays known when the one that had its id is forgotten: a claim looks for both names.
 """
 

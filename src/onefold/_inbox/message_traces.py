@@ -47,7 +47,7 @@ class MessageTraces:
 async def trace_messages(
     dialect: str, messages: Sequence[tuple[str, str]], correlation: str, *, limit: int = 200
 ) -> MessageTraces:
-    """What became of these (source and id), and of what failed with this correlation id, in the order of time."""
+    """The traces of these messages (source and id), and of what failed with this correlation id, in order of time."""
     sql = TRACES[dialect]
     named: dict[str, str] = {name: id_ for source, id_ in messages for name in _names(id_, source)}
 

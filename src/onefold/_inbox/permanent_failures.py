@@ -1,8 +1,8 @@
 """Failures that are not worth another attempt: exceptions, by class, that make a message a dead letter at once.
 
 Invariant: what the database raises when it is busy or away is never among them, so no message dies of an outage. That
-goes for the drivers' own errors, too, which handlers raise as they come: they are told by SQLSTATE, or by the names
-that PEP 249 gives them.
+goes for the drivers' own errors, too, which handlers raise as they come: they are recognised by SQLSTATE, or by
+the names that PEP 249 gives them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_final(error: BaseException, classes: tuple[type[Exception], ...]) -> bool
 
 
 def _passes(given: object, kind: type) -> bool:
-    """Whether an error of a driver, or a class of them, says that its database is busy or away."""
+    """Whether an error of a driver, or a class of them, means that its database is busy or down."""
     sqlstate = sqlstate_of(given)
     if sqlstate is not None:
         return sqlstate.startswith(PASSING)

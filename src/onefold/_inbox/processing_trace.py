@@ -1,7 +1,7 @@
 """Attempts at messages, as spans and log lines have them: a span for each, and one for messages that share a
 transaction.
 
-An attempt at a failed message, and one that a redrive has asked for, belong to the trace of the first: the message is
+An attempt at a failed message, also one of a redrive, belongs to the trace of the first: the message is
 kept with the context that it came with.
 """
 
@@ -49,16 +49,16 @@ class _LoggedMessage(NamedTuple):
 
     def log_fields(self) -> dict[str, LogField]:
         stored = self.stored
-        found: dict[str, LogField] = {
+        fields: dict[str, LogField] = {
             "consumer": self.consumer,
             "topic": stored.topic,
             "message_id": stored.id,
             "attempt": _attempt_of(stored),
         }
-        sent = {} if stored.message is None else pick_carried(stored.message.headers)
-        if "correlation-id" in sent:
-            found["correlation_id"] = sent["correlation-id"]
-        return found
+        carried = {} if stored.message is None else pick_carried(stored.message.headers)
+        if "correlation-id" in carried:
+            fields["correlation_id"] = carried["correlation-id"]
+        return fields
 
 
 def _attempt_of(stored: StoredMessage) -> int:
@@ -69,14 +69,14 @@ def _attempt_of(stored: StoredMessage) -> int:
 def trace_handling(
     tracer: Tracer, consumer: str, message_id: str, delivery: Delivery | None
 ) -> Iterator[Callable[[bool], bool]]:
-    """A block of `once.handling(...)`, told whether its message is new. Its queue may have a span of its own, which is
-    its parent; else what the message brought along is."""
+    """The span of a block of `once.handling(...)`; the block notes whether its message is new. Its queue may have a
+    span of its own, which is the parent; else the context of the message is."""
     attributes = {
         "messaging.operation.name": "process", "messaging.operation.type": "process",
         "messaging.message.id": message_id, "messaging.consumer.group.name": consumer,
     }  # fmt: skip
-    sent: Mapping[str, str] = {} if delivery is None else delivery.headers
-    span = tracer.begin_span(f"process {consumer}", "consumer", attributes, parent=sent, links=(sent,))
+    headers: Mapping[str, str] = {} if delivery is None else delivery.headers
+    span = tracer.begin_span(f"process {consumer}", "consumer", attributes, parent=headers, links=(headers,))
     outcome = "failed"
 
     def note(is_new: bool) -> bool:
@@ -104,7 +104,7 @@ class ProcessingTrace:
         self._consumer = consumer
 
     def wrap(self, attempt: Attempt) -> Attempt:
-        """What makes an attempt at a message, which log lines are told of, in a span of its own."""
+        """An attempt at a message in a span of its own, with the message's fields on log lines."""
         tracer, consumer = self._tracer, self._consumer
 
         async def note(stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
@@ -164,10 +164,10 @@ class ProcessingTrace:
 
     def _begin(self, tracer: Tracer, stored: StoredMessage) -> Span:
         assert stored.message is not None
-        kept = stored if isinstance(stored, FailedMessage) else None
+        failed_message = stored if isinstance(stored, FailedMessage) else None
         system, attempt = stored.origin.broker, _attempt_of(stored)
         span = begin_processing(tracer, self._consumer, [stored.message], system=system, attempt=attempt)
-        if kept is not None and kept.redrive is not None:
+        if failed_message is not None and failed_message.redrive is not None:
             span.set("onefold.redriven", True)
         return span
 

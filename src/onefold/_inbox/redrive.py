@@ -30,7 +30,7 @@ COUNTED_MAX: Final = 1_000_000
 
 
 class FailedMessageNotFit(ProgrammerError):
-    """There is no such failed message, or it is not in a state for what was asked."""
+    """There is no such failed message, or its state does not allow the action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Job:
 async def preview(
     dialect: str, chosen: Filter, *, dead_letter_s: float = 7 * DAY_S, first: int = 10, count_max: int = COUNTED_MAX
 ) -> Preview:
-    """A dry run. It counts no further than told, and where that does not reach the end it names no ids."""
+    """A dry run. It counts up to `count_max`, and where that does not reach the end it names no ids."""
     sql, age_ms = STATEMENTS[dialect], milliseconds(dead_letter_s)
 
     async def work() -> Preview:

@@ -1,11 +1,11 @@
-"""Who runs under a consumer's name, and what follows from that for its topics.
+"""The processes of a consumer, and the topics that it wants because of them.
 
 Theory of operation. Each process of a consumer has a row: its topics, when it started, when it was last seen. A topic
 is wanted while a process that is alive has it, or the one that was started last. So in a rolling deployment, where old
 and new run side by side, neither takes a topic from the other: one that the new release has added is wanted from its
 first start on, also if that process dies; one that it has dropped goes with the last process of the old release. What
 is no longer wanted is `former`: it is unsubscribed, and what still comes of it is kept as dead letters. Topics may be
-patterns, which are kept and given up as they are written; whether a message is wanted is asked of all of them.
+patterns, which are kept and given up as they are written; a message is wanted if any of them matches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.topics import matches_any
 
-#: How often a process says that it is there, and after how long without that it counts as dead.
+#: How often a process renews its row, and after how long without that it counts as dead.
 BEAT_S: Final = 20.0
 ALIVE_S: Final = 65.0
 #: Stands for the processes of releases that did not register, and for how long they count as running from the first
@@ -42,7 +42,7 @@ class RunningProcess:
     topics: frozenset[str]
     started_ms: int
     seen_s: float
-    """How many seconds ago it was there."""
+    """How many seconds ago it renewed its row."""
     left: bool
 
     @property
@@ -52,11 +52,11 @@ class RunningProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What the processes of a consumer say of its topics."""
+    """The topics of a consumer, by its processes."""
 
     wanted: frozenset[str]
     former: frozenset[str]
-    """Those it has had, and nothing asks for any more."""
+    """Topics that it has had, and no process wants any more."""
     outdated: tuple[str, ...]
     """Processes that are gone and of which nothing need be remembered."""
 

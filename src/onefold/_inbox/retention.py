@@ -23,9 +23,9 @@ async def reap(
     statement = STATEMENTS[dialect].reap(consumer, milliseconds(retention_s), limit)
     reaped = 0
     for _ in range(batches_max):
-        gone = await with_connection(lambda: _delete(statement))
-        reaped += gone
-        if gone < limit:
+        deleted = await with_connection(lambda: _delete(statement))
+        reaped += deleted
+        if deleted < limit:
             break
     if reaped:
         emit(listener, LedgerReaped(consumer, reaped))

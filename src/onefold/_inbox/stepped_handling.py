@@ -155,8 +155,8 @@ class SteppedHandling:
         """Whether its end was refused because another source's message of the same id has ended meanwhile."""
         if not isinstance(error, UniqueViolated):
             return False
-        kept = isinstance(stored, FailedMessage)
-        conflict = self._sql.id_conflict(self._consumer.name, stored.identity, kept=kept)
+        is_failed_message = isinstance(stored, FailedMessage)
+        conflict = self._sql.id_conflict(self._consumer.name, stored.identity, kept=is_failed_message)
         return bool(await with_connection(functools.partial(fetch_rows, conflict)))
 
     def begins_stream(self, stored: StoredMessage) -> bool:

@@ -1,4 +1,4 @@
-"""The inbox statements: one set, and what each dialect says differently."""
+"""The inbox statements: one set, and those that differ by dialect."""
 
 from onefold._inbox.sql.statements import Statements
 from onefold._kernel.per_dialect import PerDialect

@@ -1,4 +1,4 @@
-"""What catching up asks of a database: the failed messages of one stream, many at a time. Ids come as a JSON array."""
+"""The statements of catching up: the failed messages of one stream, many at a time. Ids come as a JSON array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialect says of the inbox, and the parts that its statements share, written in Postgres' words."""
+"""What a dialect defines for the inbox, and the parts that its statements share, in the SQL of Postgres."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def failed_columns(d: Dialect) -> str:
     )
 
 
-#: An identity as statements have it, unless they say otherwise.
+#: An identity as statements have it by default.
 _OWN: Final = ("$2::text", "$3::text", "$4::text")
 
 THIS: Final = "consumer = $1::text AND message_id = $2::text"

@@ -1,4 +1,4 @@
-"""What a process asks of failed messages that it has started. Each comes with the counts that its start wrote (`held`,
+"""Statements on failed messages that a process has started. Each comes with the counts that its start wrote (`held`,
 a JSON array): where the row has others, another process has taken it or a person has decided on it, and it is left
 alone."""
 

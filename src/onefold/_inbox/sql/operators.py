@@ -13,7 +13,7 @@ _LAST: Final = 1000 * _FAR_MS
 
 
 def _fits(d: Dialect) -> str:
-    """What a filter says of any failed message."""
+    """The condition of a filter on any failed message."""
     return f"""
         consumer = $1::text
         AND ($2::text IS NULL OR topic = $2::text)
@@ -23,7 +23,7 @@ def _fits(d: Dialect) -> str:
 
 
 def _chosen(d: Dialect) -> str:
-    """What it says of dead letters. Always a range, so that their index has it; what is dead has died."""
+    """Its condition on dead letters. Always a range, so that their index has it; what is dead has died."""
     return f"""
         {_fits(d)} AND died_at >= {d.moment("COALESCE($4::bigint, 0)")}
         AND died_at < {d.moment(f"COALESCE($5::bigint, {_FAR_MS})")}
@@ -150,7 +150,7 @@ class OperatorStatements:
             SELECT consumer, topic, state, count(*) FROM onefold_letter
             GROUP BY consumer, topic, state ORDER BY consumer, topic, state LIMIT 1000
         """)
-        # Each by an index of its own, and no further than asked for.
+        # Each by an index of its own, and no further than the limit.
         of = "SELECT 1 FROM onefold_letter WHERE onefold_letter.consumer = {consumer} AND state ="
         some = f"""
             (SELECT count(*) FROM ({of} 'waiting' AND due_at IS NOT NULL LIMIT $1::int) AS due),

@@ -24,7 +24,7 @@ _ENDED = Statement(qualified(f"SELECT WHERE {_UNMARKED}"))
 
 
 class Postgres:
-    """What Postgres says differently."""
+    """The statements that differ on Postgres."""
 
     now = "now()"
     lock = "FOR UPDATE"
@@ -38,8 +38,8 @@ class Postgres:
 
     def opening_where(self, place: int) -> str:
         """`opening` as a part of the statement that follows, behind what it selects: where each is a round trip. The
-        row it comes from is made before any is written. What else is asked may be asked first, and then, where the
-        answer is no, the transaction is not opened."""
+        row it comes from is made before any is written. Other conditions may be evaluated first, and then, where
+        they do not hold, the transaction is not opened."""
         closed = _CLOSED.replace("$1::text", f"${place}::text")
         return f"FROM (SELECT {closed} AS closed OFFSET 0) AS opened WHERE NOT opened.closed AND"
 

@@ -48,7 +48,7 @@ class RegistryStatements:
         ]
 
     def register(self, consumer: str, process: str, topics: str) -> Statement:
-        """This process runs under this name; said again and again, while it does."""
+        """This process runs under this name; executed again and again, while it does."""
         return Statement(self._register, (consumer, process, topics))
 
     def leave(self, consumer: str, process: str) -> Statement:

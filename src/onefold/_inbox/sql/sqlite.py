@@ -10,7 +10,7 @@ from onefold._kernel.effects import Statement
 
 
 class Sqlite:
-    """What SQLite says differently."""
+    """The statements that differ on SQLite."""
 
     now = _NOW
     lock = ""

@@ -1,6 +1,6 @@
-"""What the inbox asks of a database, written once in Postgres' words; a dialect says what it says differently.
+"""The statements of the inbox, written once in the SQL of Postgres; a dialect overrides those that differ.
 
-The claim is one INSERT: its row count tells, in the round trip that begins the transaction, whether the handler runs.
+The claim is one INSERT: its row count decides, in the round trip that begins the transaction, whether the handler runs.
 Every other figure is computed by the flow from what it read under a lock, so the writes are plain.
 
 What takes failed messages up to a limit stands in a WITH, which Postgres evaluates once; what deletes up to a limit,
@@ -208,7 +208,7 @@ class Statements(OperatorStatements):
         return Statement(self._await, (consumer, stream, epoch, wait_ms))
 
     def wake(self, consumer: str, stream: bytes, epoch: int, version: int) -> Statement:
-        """This version is due now, and so is whatever is left of earlier epochs: to be told that it is too late. What
+        """This version is due now, and so is whatever is left of earlier epochs: to be refused as too late. What
         is in hand has its turn, and keeps its lease: without that it would be started again, as a suspect. What is
         in no hand has no lease."""
         return Statement(self._wake, (consumer, stream, epoch, version))

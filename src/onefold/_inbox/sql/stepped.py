@@ -1,4 +1,4 @@
-"""What a handler in recorded steps asks of the ledger: was its message handled, when it begins and when it ends?
+"""The ledger for a handler in recorded steps: was its message handled, when it begins and when it ends?
 
 Where it was, a statement inserts NULL into a column that refuses it: the batch ends before COMMIT.
 """
