@@ -92,13 +92,13 @@ class ClaimResult(NamedTuple):
 def read_scan(found: Sequence[Row], per_bucket: int) -> ClaimResult:
     """What a scan has found. A row without a position may not go."""
     rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for row in found:
-        seen[row[0]] = seen.get(row[0], 0) + 1
+        counts[row[0]] = counts.get(row[0], 0) + 1
     various: dict[int, set[bytes | int]] = {}
     for row in rows:
         various.setdefault(row.bucket, set()).add(row.stream or row.position)
-    full = {bucket: count for bucket, count in seen.items() if count >= per_bucket}
+    full = {bucket: count for bucket, count in counts.items() if count >= per_bucket}
     crowded = any(2 * len(various.get(bucket, ())) < count for bucket, count in full.items())
     return ClaimResult(rows, full=bool(full), crowded=crowded)
 
@@ -154,12 +154,12 @@ E = TypeVar("E", bound=InStream)
 def rounds(rows: Sequence[E]) -> list[list[E]]:
     """First the first of each stream and all that have none, then the second of each, and so on."""
     found: list[list[E]] = []
-    seen: dict[bytes, int] = {}
+    indexes: dict[bytes, int] = {}
     for row in rows:
         index = 0
         if row.stream is not None:
-            index = seen.get(row.stream, 0)
-            seen[row.stream] = index + 1
+            index = indexes.get(row.stream, 0)
+            indexes[row.stream] = index + 1
         if index == len(found):
             found.append([])
         found[index].append(row)

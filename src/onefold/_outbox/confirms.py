@@ -10,7 +10,7 @@ from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerUnavailable, MessageRefused
 
-#: Publishes rows; what became of each, in order.
+#: Publishes rows; the outcome of each, in order.
 PublishRows: TypeAlias = Callable[[Sequence[ClaimedRow]], Flow[Sequence[Confirm]]]
 
 
@@ -49,7 +49,7 @@ async def publish_messages(
 
 
 def _check_confirm(confirm: object) -> Confirm:
-    """What is neither a confirm nor a failure says nothing: were it passed over, its row would be sent in a circle."""
+    """Anything else than a confirm or a failure is a failure: ignored, its row would be sent again and again."""
     if confirm is None or isinstance(confirm, MessageRefused | BrokerUnavailable):
         return confirm
     return BrokerUnavailable(f"the broker's adapter answered {confirm!r}: that is not a confirm")

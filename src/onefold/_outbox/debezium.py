@@ -1,5 +1,5 @@
-"""An outbox that a change-data-capture connector reads instead of a relay: what Debezium's outbox event router is told,
-and the removal of rows that it has seen long ago.
+"""An outbox that a change-data-capture connector reads instead of a relay: the configuration of Debezium's outbox event
+router, and the removal of rows that it has read long ago.
 
 The names here are a contract: columns of `onefold_outbox` that others read are not renamed, nor given another meaning.
 """
@@ -106,7 +106,7 @@ def connector(
 
 
 def _name_of(schema: str, database: str) -> str:
-    """What tells connectors apart: slots have one name per server, and what reads several of its databases needs one
+    """What distinguishes connectors: slots have one name per server, and what reads several of its databases needs one
     each. In the letters that a slot may have, and no longer than its name may be."""
     if database == _UNKNOWN:
         return ""
@@ -138,12 +138,12 @@ async def forget_captured(dialect: str, *, keep_s: float, limit: int = 1000, bat
                 f"relay {at_work[0][0]} is at work on this outbox: events that it has not published would be deleted. "
                 "Stop the relays where a connector reads the outbox, or leave this out where relays do"
             )
-        gone = 0
+        total = 0
         for _ in range(batches_max):
             deleted = await Batch((Statement(_FORGET, (milliseconds(keep_s), limit)),))
-            gone += deleted
+            total += deleted
             if deleted < limit:
                 break
-        return gone
+        return total
 
     return await with_connection(work)

@@ -1,5 +1,5 @@
-"""Which destinations (topics, endpoints) take nothing at present, and when each is tried again. A machine: told the
-time, it says what to do.
+"""Which destinations (topics, endpoints) take nothing at present, and when each is tried again. A machine: it takes the
+time and returns what to do.
 
 A destination is paused when a round sent something there and none of it was confirmed. While it pauses nothing of it is
 claimed; then a few of its events go as probes, other ones each time, because the first may be what it does not take.
@@ -60,10 +60,10 @@ class Destinations:
         return self._paused.pop(name, None) is not None
 
     def note_not_subscribed(self, name: str) -> bool:
-        """No consumer has subscribed to it; whether that is news."""
-        known = name in self._not_subscribed
+        """No consumer has subscribed to it; whether that was not noted yet."""
+        was_noted = name in self._not_subscribed
         self._not_subscribed.add(name)
-        return not known
+        return not was_noted
 
     @property
     def any_paused(self) -> bool:

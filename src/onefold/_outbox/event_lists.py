@@ -157,9 +157,9 @@ async def act_on_stopped(
             await Batch((Boundary.BEGIN,))
             statement = sql.retry if action == "retry" else sql.discard
             count = await Batch((statement(chosen.values(), AT_ONCE),))
-            told = {**details, "events": count}
+            counted = {**details, "events": count}
             await Batch(
-                (note_of(dialect, actor=actor, action=f"{action} events", details=told, why=why), Boundary.COMMIT)
+                (note_of(dialect, actor=actor, action=f"{action} events", details=counted, why=why), Boundary.COMMIT)
             )
             total += count
             if count < AT_ONCE:

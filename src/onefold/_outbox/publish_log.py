@@ -1,4 +1,4 @@
-"""What the log says of an event that was not taken: which, by whom, how often, why, and what happens next."""
+"""Log lines about an event that was refused: which, by what, how often, why, and what happens next."""
 
 from __future__ import annotations
 

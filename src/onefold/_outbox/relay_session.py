@@ -12,7 +12,7 @@ busy, which no time-out of idle ones ends. Only rows that are copied for endpoin
 Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
 instead: no stream and no destination waits for another one's backlog.
 
-What a destination does not take now (BrokerUnavailable) is judged by what else became of the tick. If the destination
+What a destination does not take now (BrokerUnavailable) is judged by the rest of the tick. If the destination
 confirmed something else, it is the event: it is put off, and from the second time on that counts as an attempt; not
 where the broker has not even sent it (NotSent). If it confirmed nothing it is paused, and its events stay as they are.
 If nothing was confirmed at all it is an outage.
@@ -84,7 +84,7 @@ class Rebalanced:
 
 
 class Dead(NamedTuple):
-    """An event that is not tried again until a person says so."""
+    """An event that is not tried again until an operator retries it."""
 
     id: str
     topic: str
@@ -93,7 +93,7 @@ class Dead(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """What became of the rows of one tick."""
+    """The outcomes of the rows of one tick."""
 
     claimed: int = 0
     more: bool = False
@@ -103,13 +103,13 @@ class Sent:
     failures: list[Failure] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
     paused: dict[str, BrokerUnavailable] = field(default_factory=dict)
-    """Destinations that took nothing for the first time, and what they said."""
+    """Destinations that took nothing for the first time, with their errors."""
     resumed: list[str] = field(default_factory=list)
     """Destinations that take events again."""
     idle: bool = False
     """Nothing waits any more, not for those that were paused either."""
     outage: BrokerUnavailable | None = None
-    """Nothing was confirmed: the broker is away, and no attempt is counted."""
+    """Nothing was confirmed: the broker is down, and no attempt is counted."""
 
     def count(self, destination: str, *, confirmed: int = 0, refused: int = 0) -> None:
         before = self.destinations.get(destination, (0, 0))
@@ -211,20 +211,20 @@ class RelaySession:
             return None
         self._leased_at = now
         expired, aside = await self._sql.expire_dead()
-        changes, held = await self._share(leaving=False)
+        changes, count = await self._share(leaving=False)
         if changes:
             await Batch((*self._change(changes), Boundary.COMMIT))
-        return Rebalanced(buckets=held, expired=expired, set_aside=aside)
+        return Rebalanced(buckets=count, expired=expired, set_aside=aside)
 
     async def _share(self, *, leaving: bool) -> tuple[Changes, int]:
         """Which buckets change hands, from whom to whom, and how many are ours after that. Looked at without a lock: a
         relay that stops here holds nothing. What another one changes meanwhile stays as that has changed it."""
-        found = await Fetch(self._sql.shares(self.relay))
-        relays = sorted(relay for bucket, relay in found if bucket is None)
-        owners: dict[int, str | None] = dict(sorted(row[:2] for row in found if row[0] is not None))
+        rows = await Fetch(self._sql.shares(self.relay))
+        relays = sorted(relay for bucket, relay in rows if bucket is None)
+        owners: dict[int, str | None] = dict(sorted(row[:2] for row in rows if row[0] is not None))
         changes = assign_buckets(self.relay, relays, owners, leaving=leaving)
-        held = list((owners | changes).values()).count(self.relay)
-        return {bucket: (owners[bucket], taker) for bucket, taker in changes.items()}, held
+        count = list((owners | changes).values()).count(self.relay)
+        return {bucket: (owners[bucket], taker) for bucket, taker in changes.items()}, count
 
     def _change(self, changes: Changes) -> tuple[BatchItem, ...]:
         """The beginning of a batch: buckets change hands."""
@@ -261,16 +261,16 @@ class RelaySession:
     async def _claim(self, rows_max: int, *, touring: bool = False) -> list[ClaimedRow]:
         now = await Now()
         closed = self._destinations.paused_at(now)
-        found = None if touring or self._tours else await self._scan(rows_max, closed)
-        self._more = found is None or found.full or len(found.rows) >= rows_max
-        if found is None or (found.crowded and not found.rows):
-            found = await self._tour(rows_max, closed)
-        self._idle = not (found.rows or closed) and found.goes_on == START
-        if found.rows:
+        claimed = None if touring or self._tours else await self._scan(rows_max, closed)
+        self._more = claimed is None or claimed.full or len(claimed.rows) >= rows_max
+        if claimed is None or (claimed.crowded and not claimed.rows):
+            claimed = await self._tour(rows_max, closed)
+        self._idle = not (claimed.rows or closed) and claimed.goes_on == START
+        if claimed.rows:
             self._leased_at = now
-            streams = len({row.stream for row in found.rows if row.stream is not None})
+            streams = len({row.stream for row in claimed.rows if row.stream is not None})
             self._per_stream = max(STREAM_ROWS, ceil(self._settings.batch_max / max(1, streams)))
-        return found.rows
+        return claimed.rows
 
     def _limits(self, rows_max: int) -> Limits:
         return Limits(
@@ -283,15 +283,15 @@ class RelaySession:
 
     async def _scan(self, rows_max: int, closed: list[str]) -> ClaimResult:
         limits = self._limits(rows_max)
-        found = read_scan(await self._sql.scan(self.relay, self._settings.lease_s, limits, closed), limits.per_bucket)
-        buckets = BUCKETS if found.crowded else len({row.bucket for row in found.rows})
-        self._crowded = self._crowded + 1 if found.crowded else 0
-        if found.crowded and 2 * len(found.rows) < rows_max:
+        claimed = read_scan(await self._sql.scan(self.relay, self._settings.lease_s, limits, closed), limits.per_bucket)
+        buckets = BUCKETS if claimed.crowded else len({row.bucket for row in claimed.rows})
+        self._crowded = self._crowded + 1 if claimed.crowded else 0
+        if claimed.crowded and 2 * len(claimed.rows) < rows_max:
             self._tours = TOURS
         elif self._crowded % TOURS == 1:
             self._tours = 1
         self._per_bucket = ceil(self._settings.batch_max / (buckets or BUCKETS))
-        return found
+        return claimed
 
     async def _tour(self, rows_max: int, closed: list[str]) -> ClaimResult:
         """Go on from stream to stream, from the first one on after the last; until there is a row, or there is none."""
@@ -300,11 +300,11 @@ class RelaySession:
         starts = 0
         for _ in range(TOURS_MAX):
             starts += self._start == START
-            found = read_tour(await self._sql.tour(self.relay, self._settings.lease_s, limits, closed, self._start))
-            self._start = found.goes_on
-            if found.rows or (starts and self._start == START):
+            claimed = read_tour(await self._sql.tour(self.relay, self._settings.lease_s, limits, closed, self._start))
+            self._start = claimed.goes_on
+            if claimed.rows or (starts and self._start == START):
                 break
-        return found
+        return claimed
 
     async def _split(self, rows: Sequence[ClaimedRow], endpoints_of: EndpointsOf) -> Sequence[ClaimedRow]:
         """Make copies of what goes to endpoints; what is left to be sent now."""
@@ -316,10 +316,10 @@ class RelaySession:
     async def _copy(self, copies: Sequence[EndpointCopy]) -> None:
         # A relay that stands still, and its successor, may both want to: the first has the rows, for a lease at most.
         await Batch((Boundary.BEGIN, *self._sql.bounded(self._settings.lease_s)))
-        wanted = sorted({copy.position for copy in copies})
-        found = {position for (position,) in await Fetch(self._sql.copyable(wanted))}
-        copied = [self._sql.copy(*copy) for copy in copies if copy.position in found]
-        await Batch((*copied, self._sql.mark_published(sorted(found), keep=False), Boundary.COMMIT))
+        positions = sorted({copy.position for copy in copies})
+        copyable = {position for (position,) in await Fetch(self._sql.copyable(positions))}
+        copied = [self._sql.copy(*copy) for copy in copies if copy.position in copyable]
+        await Batch((*copied, self._sql.mark_published(sorted(copyable), keep=False), Boundary.COMMIT))
 
     async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
         sent = Sent()
@@ -329,8 +329,8 @@ class RelaySession:
         away: list[tuple[ClaimedRow, BrokerUnavailable]] = []
         for number, ready in enumerate(rounds(rows)):
             shut = {row.destination for row, _ in away} - open_
-            left = [row for row in ready if row.stream not in stopped and row.destination not in shut]
-            going = self._destinations.select(left, first=number == 0)
+            sendable = [row for row in ready if row.stream not in stopped and row.destination not in shut]
+            going = self._destinations.select(sendable, first=number == 0)
             if not going or (number and not await self._goes_on(began)):
                 break
             for row, confirm in zip(going, await self._publish_rows(going), strict=True):

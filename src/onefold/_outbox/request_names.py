@@ -35,6 +35,6 @@ def read_headers(stored: str) -> tuple[dict[str, str], RequestName | None]:
     headers: Any = json.loads(stored)
     if not isinstance(headers, dict):
         return headers, None  # as it was: who reads it finds out
-    named = headers.pop(_HEADER, None)
-    found = _NAMES.fullmatch(named) if isinstance(named, str) else None
-    return headers, None if found is None else RequestName(found[1], found[2])
+    value = headers.pop(_HEADER, None)
+    match = _NAMES.fullmatch(value) if isinstance(value, str) else None
+    return headers, None if match is None else RequestName(match[1], match[2])

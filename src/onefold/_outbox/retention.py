@@ -17,16 +17,16 @@ async def forget(dialect: str, *, keep_s: float, limit: int = 1000, batches_max:
     sql = STATEMENTS[dialect]
 
     async def work() -> int:
-        gone = 0
+        total = 0
         for _ in range(batches_max):
-            # Looked at first: most of the time there is nothing, and then no lock is asked for.
+            # Read first: most of the time there is nothing, and then no lock is taken.
             if not await Fetch(sql.forgettable(keep_s)):
                 break
-            # A batch tells the count of its last step, and COMMIT has none: so this one commits by itself.
+            # A batch returns the count of its last step, and COMMIT has none: so this one commits by itself.
             deleted = await Batch((sql.forget(keep_s, limit),))
-            gone += deleted
+            total += deleted
             if deleted < limit:
                 break
-        return gone
+        return total
 
     return await with_connection(work)

@@ -1,4 +1,4 @@
-"""Recurring events: one row per schedule says when it is due next; the process that advances it publishes the event.
+"""Recurring events: one row per schedule has its next due time; the process that advances it publishes the event.
 
 Invariant: a due time is fired once, however many processes run. The row is advanced, and the event written, in one
 transaction, and only if the due time is still as it was read; the event's id follows from the schedule and the due
@@ -170,12 +170,12 @@ class Timetable:
         advance = _statement(self._dialect, _ADVANCE, name, recurring.rule, due_ms, next_ms)
         # A process that stands still here must not keep the others from firing.
         bounded: tuple[BatchItem, ...] = (postgres_lease(TURN_S),) if self._dialect == "postgres" else ()
-        told: tuple[BatchItem, ...] = (Statement(NOTIFY_RELAYS),) if self._dialect == "postgres" else ()
+        notify: tuple[BatchItem, ...] = (Statement(NOTIFY_RELAYS),) if self._dialect == "postgres" else ()
         if await Batch((Boundary.BEGIN, *bounded, advance)) == 0:
             await Batch((Boundary.ROLLBACK,))
             return False
         event = recurring.make_event(event_id(self._source, recurring.name, due_ms), due_ms)
-        await Batch((*STATEMENTS[self._dialect].write(event), *told, Boundary.COMMIT))
+        await Batch((*STATEMENTS[self._dialect].write(event), *notify, Boundary.COMMIT))
         _log.info("recurring event %r: published for %s, as %s", recurring.name, rfc3339(due_ms), event.id)
         return True
 

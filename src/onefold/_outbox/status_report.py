@@ -1,7 +1,7 @@
-"""What an operator asks of an outbox: what waits, what is stopped and why, who is at work; and ways to act.
+"""The status of an outbox for operators: what waits, what is stopped and why, which relays run; and ways to act.
 
-The look is cheap whatever the backlog: counts are bounded, and say when they were cut. Nothing here touches a row that
-waits in its turn, only rows that are stopped, or delayed.
+The query is cheap whatever the backlog: counts are bounded, and marked when they were cut. Nothing here touches a row
+that waits in its turn, only rows that are stopped, or delayed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stopped:
     attempts: int
     error: str | None
     next_try_s: float | None
-    """None: it is a dead letter until a person says `retry` or `discard`."""
+    """None: it is a dead letter until a person chooses `retry` or `discard`."""
     destination: str | None = None
     """Where it goes, where that is not its topic."""
 
@@ -98,7 +98,7 @@ class Report:
     delayed: int
     """Published for later, and not due yet."""
     stopped: tuple[Stopped, ...]
-    """The failed and the set aside, the next to be tried first; at most as many as were asked for."""
+    """The failed and the set aside, the next to be tried first; at most as many as the limit."""
     relays: tuple[RelaySeen, ...]
 
 

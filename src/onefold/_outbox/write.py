@@ -162,15 +162,15 @@ class EventBuffer:
         write = STATEMENTS[self._outbox.dialect].write
         statements: list[Statement] = []
         cancelled = {entry for entry in self._entries if isinstance(entry, str)}
-        kept = [
+        remaining = [
             entry for entry in self._entries if isinstance(entry, _BufferedEvent) and entry.event.id not in cancelled
         ]
-        for event, due_ms in sorted(kept, key=_stream) if len(kept) > 1 else kept:
+        for event, due_ms in sorted(remaining, key=_stream) if len(remaining) > 1 else remaining:
             statements += write(event, due_ms)
         return tuple(statements)
 
     def announce(self) -> None:
-        """They are in the database: relays may be told."""
+        """The events are committed: wake the relays."""
         for wake in self._outbox.committed:
             wake()
 

@@ -1,5 +1,5 @@
-"""The outbox as people look at it: lists of events, a page at a time. Each statement finds its rows by an index, and
-reads no more of them than it is asked for, however many there are.
+"""The outbox for operators: lists of events, a page at a time. Each statement finds its rows by an index, and reads no
+more of them than the page has, however many there are.
 
 What waits in its turn is listed bucket by bucket, as its indexes are: the first rows of each, and of those the first.
 """
@@ -21,7 +21,7 @@ BEHIND_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """What each dialect says differently."""
+    """The expressions that differ by dialect."""
 
     text: Callable[[str], str]
     ms: Callable[[str], str]

@@ -75,7 +75,7 @@ SELECT NULL, NULL FROM dead UNION ALL SELECT id, topic FROM suspected WHERE due_
 
 _PAST = "published_at IS NOT NULL AND published_at < (now() - ($1::bigint * interval '1 millisecond'))"
 
-# --- what operators ask -----------------------------------------------------------------------------------------
+# --- queries of operators ---------------------------------------------------------------------------------------
 
 _READY = "published_at IS NULL AND due_at IS NULL"
 
@@ -101,7 +101,7 @@ _CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER
 
 
 class Postgres(Statements):
-    """What the outbox asks of Postgres."""
+    """The statements of the outbox on Postgres."""
 
     #: Again, where the answer to the first time was lost.
     ENTER = qualified(f"""
@@ -232,8 +232,8 @@ RETURNING 1
         bucket = bucket_of(event.id, stream)
         body = (event.time, event.content_type, write_headers(event.headers), event.data)
         if stream is not None:
-            named = (bucket, stream, event.id, event.source, event.topic, event.key)
-            return (Statement(_WRITE_KEYED, (*named, *body)),)
+            identity = (bucket, stream, event.id, event.source, event.topic, event.key)
+            return (Statement(_WRITE_KEYED, (*identity, *body)),)
         return (Statement(_WRITE, (bucket, event.id, event.source, event.topic, *body, due_ms)),)
 
     def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
@@ -246,9 +246,9 @@ RETURNING 1
 
     async def expire_dead(self) -> tuple[int, tuple[tuple[str, str], ...]]:
         """Remove the relays whose lease ran out, and note what was at hand."""
-        found = await Fetch(Statement(_EXPIRE_DEAD, (DIED_OF,)))
-        aside = tuple((id_, topic) for id_, topic in found if id_ is not None)
-        return len(found) - len(aside), aside
+        rows = await Fetch(Statement(_EXPIRE_DEAD, (DIED_OF,)))
+        aside = tuple((id_, topic) for id_, topic in rows if id_ is not None)
+        return len(rows) - len(aside), aside
 
     async def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> list[Row]:
         """The oldest rows of the relay's buckets, noted as tried."""

@@ -4,17 +4,17 @@ Both note what they return as tried, and return nothing to a relay whose row is 
 
 The scan takes a bucket's oldest rows, as they come from the ready index, and then leaves out what may not go. So it
 never reads more rows than it may return. What it left out (it is behind a stopped event, or of a paused destination)
-it tells by a row without a position and data.
+it reports by a row without a position and data.
 
 The tour steps from stream to stream, each step one descent of the turns index: what stands behind a stopped event, in a
 busy stream or at a paused destination costs one step, however much it is. It goes on where the one before had to stop,
-which it says in a row without a position: every stream has its turn. What it finds is interleaved by destination.
+which it returns in a row without a position: every stream has its turn. What it finds is interleaved by destination.
 
 No plan may depend on how a backlog is spread, which statistics never know in time. So ranges are compared as rows, and
 ordered by all columns of the index that is meant: no other index has that order. The planner does not see how large the
-LIMIT is (it would rather sort what it takes for small), and OFFSET 0 keeps it from making a join, or from asking the
-same thing again for every column that depends on it. A tour, which is seldom, has a transaction of its own, in which
-the planner is told not to sort what an index has in order.
+LIMIT is (it would rather sort what it takes for small), and OFFSET 0 keeps it from making a join, or from evaluating
+the same thing again for every column that depends on it. A tour, which is seldom, has a transaction of its own, in
+which a setting keeps the planner from sorting what an index has in order.
 """
 
 from __future__ import annotations

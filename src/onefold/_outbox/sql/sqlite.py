@@ -62,7 +62,7 @@ _NOTE = f"UPDATE onefold_relay SET trying = ?3, leased_until_ms = {_LEASE} WHERE
 
 _PAST = f"published_at_ms IS NOT NULL AND published_at_ms < {_NOW} - ?1"
 
-# --- what operators ask -----------------------------------------------------------------------------------------
+# --- queries of operators ---------------------------------------------------------------------------------------
 
 _HELD_BACK = "published_at_ms IS NULL AND due_at_ms IS NOT NULL"
 
@@ -88,7 +88,7 @@ _THESE = "position IN (SELECT value FROM json_each(?1))"
 
 
 class Sqlite(Statements):
-    """What the outbox asks of SQLite."""
+    """The statements of the outbox on SQLite."""
 
     #: Again, where the answer to the first time was lost.
     ENTER = f"""

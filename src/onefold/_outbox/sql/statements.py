@@ -1,4 +1,4 @@
-"""What the outbox asks of a database. A dialect brings the texts, and does in its own way what it cannot do alike."""
+"""The statements of the outbox. A dialect brings the texts, and does in its own way what it cannot do alike."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Statements:
         """Delete an event that waits for its time, and was never tried. In a transaction that is under way."""
         return (Statement(self.CANCEL, (event_id,)),)
 
-    # What operators ask
+    # Queries of operators
 
     def pending(self, limit: int) -> Statement:
         return Statement(self.PENDING, (limit,))
