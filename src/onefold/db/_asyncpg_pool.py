@@ -1,4 +1,4 @@
-"""First come, first served: who waits for a connection of an asyncpg pool, and how it passes from hand to hand.
+"""A fair queue for the connections of an asyncpg pool: first come, first served.
 
 asyncpg's pool is not fair. A connection that was given back is taken by the task that runs next; the waiter that was
 woken for it finds nothing and goes to the end of the queue, so that on a small and busy pool some requests wait for
@@ -32,7 +32,7 @@ class FairPool:
         #: Who waits, and until when. All have the same patience, so the first in line is the first to lose it.
         self._line: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._acquiring: set[asyncio.Task[None]] = set()
 
     async def take(self) -> Any:
         """A connection as the pool hands it out, when it is our turn. TimeoutError: it was not, for too long."""
@@ -45,11 +45,11 @@ class FairPool:
         self._line.append((turn, until))
         if self._timer is None:
             self._timer = loop.call_at(until, self._dismiss, loop)
-        # One asks for all, unless there is something to be had for another: then the first may be busy connecting.
-        if not self._asking or (self.has_idle() and len(self._asking) < pool.get_max_size()):
-            task = asyncio.create_task(self._ask())
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+        # One task acquires for all, unless the pool has a connection for another: then the first may be connecting.
+        if not self._acquiring or (self.has_idle() and len(self._acquiring) < pool.get_max_size()):
+            task = asyncio.create_task(self._acquire_for_queue())
+            self._acquiring.add(task)
+            task.add_done_callback(self._acquiring.discard)
         try:
             return await turn
         except BaseException:
@@ -80,8 +80,8 @@ class FairPool:
         """The connection for its next user; who still has the old proxy can do nothing with it."""
         raise NotImplementedError
 
-    async def _ask(self) -> None:
-        """Wait in the pool's own queue, on behalf of all who stand in line."""
+    async def _acquire_for_queue(self) -> None:
+        """Wait in the pool's own queue, on behalf of all tasks in line."""
         while self._line:
             try:
                 proxy = await self.pool.acquire()
@@ -120,5 +120,5 @@ class FairPool:
         while self._line and self._line[0][0].done():
             del self._line[0]
         if not self._line:
-            while self._asking:
-                self._asking.pop().cancel()
+            while self._acquiring:
+                self._acquiring.pop().cancel()

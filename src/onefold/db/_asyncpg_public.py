@@ -44,8 +44,8 @@ _BEGINS: Final[dict[BatchItem, Any]] = {
 
 class PublicPool:
     """A pool on its event loop. asyncpg's own is not fair: a connection that was given back is taken by the next task
-    that asks, and the one that was woken for it waits again. So there are as many places in front of it as it has
-    connections, which asyncio gives away in the order in which they were asked for."""
+    that acquires, and the one that was woken for it waits again. So there are as many places in front of it as it has
+    connections, which asyncio gives to tasks in the order in which they came."""
 
     def __init__(self, pool: Any, *, patience_s: float, ours: Connections) -> None:
         self.pool = pool
@@ -54,7 +54,7 @@ class PublicPool:
         self._ours = ours
 
     def at_hand(self) -> Any:
-        """None: each connection is asked for."""
+        """None: each connection is acquired from the pool."""
         return None
 
     async def take(self) -> Any:
@@ -208,8 +208,8 @@ class PublicConnection(AsyncpgQueries):
         await asyncio.shield(begin_in_background(self._close()))
 
     async def _close(self) -> None:
-        """Where a statement was cancelled, asyncpg tells the server first, which would otherwise finish it and keep
-        the request's locks as long."""
+        """Where a statement was cancelled, asyncpg cancels it on the server first, which would otherwise finish it and
+        keep the request's locks as long."""
         proxy, pool = self._proxy, self._pool
         try:
             with suppress(*VENDOR_ERRORS):  # the server does not answer, or the connection is closed already
@@ -238,7 +238,7 @@ class PublicConnection(AsyncpgQueries):
 
     async def _translate_error(self, error: BaseException) -> OnefoldError:
         if isinstance(error, asyncpg.InterfaceError):
-            await asyncio.sleep(0)  # that the server has closed it asyncpg hears in the loop's next turn
+            await asyncio.sleep(0)  # asyncpg notices in the loop's next turn that the server has closed it
             if not self._is_closed():
                 return unsent_error(error)  # asyncpg itself would not send it
         sqlstate = getattr(error, "sqlstate", None)

@@ -49,8 +49,8 @@ class CopyCount:
 
 
 class BegunByBatch:
-    """What asyncpg is told about the transaction that our batch began, so that the handler's own
+    """Stands for the transaction that our batch began, in asyncpg's session, so that the handler's own
     `connection.transaction()` becomes a savepoint instead of an InterfaceError."""
 
-    _isolation = None  # it asks the server, should it want to know
+    _isolation = None  # asyncpg queries the server, should it need the level
     _managed = True

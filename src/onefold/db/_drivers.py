@@ -1,6 +1,6 @@
 """From what an application has to a database: a URL, a path, a pool, an engine, or a Database already.
 
-Drivers are imported only when they are asked for, so the kind of an object is read from the names of its classes.
+Drivers are imported only when they are used, so the kind of an object is read from the names of its classes.
 No message repeats a URL, because it may hold a password.
 """
 

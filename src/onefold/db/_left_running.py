@@ -21,10 +21,10 @@ from onefold.errors import TransactionMisused
 
 _log = logging.getLogger("onefold.database")
 
-#: How often a thread is told to leave. Once is not enough: SQLite forgets it when a statement is just about to begin.
+#: How often a thread is interrupted. Once is not enough: SQLite forgets it when a statement is just about to begin.
 PAUSE_S = 0.02
 
-#: How often it is told before its connection is left to a thread of our own, and how often it is told there.
+#: How many times before its connection is left to a thread of our own, and how often it is interrupted there.
 TIMES = 250
 _LATER_S = 1.0
 
@@ -75,7 +75,7 @@ def close_when_left(
     has_left: Callable[[float], bool], wake: Callable[[], object], close: Callable[[], object], *, driver: str
 ) -> None:
     """Close a connection that no thread enters any more, when none is inside. `has_left` waits for that for some
-    seconds and says whether it is so; `wake` interrupts the thread inside."""
+    seconds and returns whether it is so; `wake` interrupts the thread inside."""
     for _ in range(TIMES):
         if has_left(0.0):
             close()

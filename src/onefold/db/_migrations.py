@@ -4,7 +4,7 @@ Theory of operation. What is applied is first looked up without a lock: nearly a
 one transaction takes the lock that all who migrate compete for, looks again, and applies what is missing. Both
 Postgres and SQLite undo DDL with its transaction, so a crash leaves the schema as it was.
 
-What is applied together is noted by one statement, and so with one time, whatever tool executes it: that tells later
+What is applied together is noted by one statement, and so with one time, whatever tool executes it: that shows later
 which release has made a database (`_idempotency/database_origin.py`).
 
 Rolling upgrades. A release that finds migrations it does not know leaves them alone and goes on: every migration must
@@ -26,7 +26,7 @@ Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 #: The process that migrates holds this advisory lock until COMMIT. Any number will do, if it is always the same.
 _LOCK_ID = 6_018_373_285_120_474_113
 
-#: Not to_regclass: in a session that has asked before, it may still say no after the lock was waited for.
+#: Not to_regclass: in a session that has called it before, it may still return NULL after the wait for the lock.
 _EXISTS = {
     "postgres": "SELECT 1 FROM pg_class WHERE relname = 'onefold_migration' AND pg_table_is_visible(oid)",
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'onefold_migration'",
@@ -104,12 +104,12 @@ def script(dialect: str, migrations: Migrations, *, after: int = 0) -> str:
 
 
 def lock_statements(dialect: str) -> list[str]:
-    """What makes those who migrate at once wait for each other."""
+    """The lock by which processes that migrate at once wait for each other."""
     return [_QUALIFY[dialect](text) for text in _LOCK[dialect]]
 
 
 def read_applied(dialect: str, fetch: Callable[[str], Sequence[Sequence[Any]]]) -> set[int] | None:
-    """What is applied, asked on a connection that another tool has begun a transaction on. None: nothing ever was."""
+    """What is applied, read on a connection in a transaction of another tool. None: nothing ever was."""
     if not fetch(_QUALIFY[dialect](_EXISTS[dialect])):
         return None
     return {row[0] for row in fetch(_APPLIED)}

@@ -1,5 +1,5 @@
-"""Connections and pools that were opened in another process or on another event loop: how they are let go of, and what
-is said of them (see `_kernel/fork_and_loop.py`)."""
+"""Connections and pools that were opened in another process or on another event loop: how they are dropped, and the
+errors for them (see `_kernel/fork_and_loop.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onefold.errors import ConfigurationError
 
 
 class Connections:
-    """Those that a pool of our own has opened, told by its hook for new ones."""
+    """The connections that a pool of our own has opened, noted by its hook for new ones."""
 
     __slots__ = ("_open",)
 
@@ -30,7 +30,7 @@ class Connections:
 
 
 def fork_error(kind: str) -> ConfigurationError:
-    """What is said of a pool that the application opened in another process."""
+    """The error for a pool that the application opened in another process."""
     return ConfigurationError(
         f"the {kind} was opened before this process ({getpid()}) was forked: both would talk over the same sockets. "
         "Open it in each worker (gunicorn: in post_fork, or without --preload; FastAPI: in the lifespan), or give "
@@ -39,7 +39,7 @@ def fork_error(kind: str) -> ConfigurationError:
 
 
 def elsewhere(kind: str) -> ConfigurationError:
-    """What is said of a pool that the application opened on another event loop."""
+    """The error for a pool that the application opened on another event loop."""
     return ConfigurationError(
         f"the {kind} belongs to another event loop, or to the process that this one ({getpid()}) was forked from. Open "
         "it on the loop that uses it (FastAPI: in the lifespan), or give AsyncOnefold the address instead of a pool: "
@@ -55,7 +55,7 @@ def close_quietly(connection: Any) -> None:
         transport: Any = getattr(connection, "_transport", None)
         try:
             connection.terminate()
-        except RuntimeError:  # it wants to tell its loop
+        except RuntimeError:  # it schedules a call on its loop, which is closed
             with suppress(AttributeError):
                 connection._protocol = None
         # asyncio's transport would close its socket when it is freed, and complain. Private names, whose absence harms
@@ -65,7 +65,7 @@ def close_quietly(connection: Any) -> None:
             socket.close()
             transport._sock = None
     elif hasattr(connection, "stop"):  # aiosqlite
-        # From a thread that runs no loop: it would tell the loop later, when that may be closed as well.
+        # From a thread that runs no loop: it would call the loop later, when that may be closed as well.
         stopping = threading.Thread(target=connection.stop, name="onefold-stop")
         stopping.start()
         stopping.join()

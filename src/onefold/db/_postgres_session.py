@@ -1,4 +1,4 @@
-"""What the Postgres drivers ask of a session and read of it: where our tables are, its codecs, its role and limits, its
+"""What the Postgres drivers set and read in a session: where our tables are, its codecs, its role and limits, its
 errors; and what a DSN may be."""
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Place:
         self.schema: str | None = None
 
     def read(self, rows: Sequence[Row]) -> str | None:
-        """What FIND_TABLES says. A schema that only this session looks in (a pool that sets the path of each
+        """The schema by FIND_TABLES. A schema that only this session looks in (a pool that sets the path of each
         connection it hands out) is good for this session alone; None: there are no tables yet. Raises
         ConfigurationError where the connection reads values in a way of its own."""
         [(found_now, found_afresh, *samples)] = rows

@@ -157,7 +157,7 @@ class PreparingSession:
         self.known.clear()
 
     def prepares(self, connection: AnyConnection) -> bool:
-        """An application behind a pooler tells psycopg to prepare nothing (prepare_threshold=None)."""
+        """An application behind a pooler sets psycopg to prepare nothing (prepare_threshold=None)."""
         return self.preparing.on and not self.broken and connection.prepare_threshold is not None
 
 

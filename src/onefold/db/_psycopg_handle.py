@@ -4,7 +4,7 @@ psycopg has one object per session, and its pools hand out that same object agai
 keeps it would write into another request's transaction. So the handler works with a copy of it: of the same class, with
 the same session, lock and adapters, but with settings (row factory and the like) of its own. Everything that reaches
 the server goes through `wait`, also from cursors and transactions that were made before: a void copy refuses there. Who
-waits for the connection's lock meanwhile gets it, and is refused all the same. On threads, `wait` also tells whether
+waits for the connection's lock meanwhile gets it, and is refused all the same. On threads, `wait` also notes whether
 one is inside libpq, which must not be closed under it.
 """
 
@@ -97,13 +97,13 @@ class _CopyOfConnection:
 
     @property
     def adapters(self) -> AdaptersMap:
-        found: AdaptersMap = vars(self)["onefold_adapters"]
-        return found
+        adapters: AdaptersMap = vars(self)["onefold_adapters"]
+        return adapters
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        """`execute` begins with it: both say that the request is over, rather than that the connection is closed."""
-        made: Any = super()
-        return refuse() if vars(self)["wait"] is refuse else made.cursor(*args, **kwargs)
+        """`execute` begins with it: both raise that the request is over, rather than that the connection is closed."""
+        original: Any = super()
+        return refuse() if vars(self)["wait"] is refuse else original.cursor(*args, **kwargs)
 
     def __del__(self) -> None:
         """The session is the original's: nothing was left open."""
@@ -117,12 +117,12 @@ def _copy_class(kind: Any) -> Any:
 def _both(first: Callable[[Any], object] | None, second: Callable[[Any], object] | None) -> Callable[[Any], None]:
     """The handlers of the application's connection, and those of the copy."""
 
-    def tell(what: Any) -> None:
+    def call_both(notice: Any) -> None:
         for handler in (first, second):
             if handler is not None:
-                handler(what)
+                handler(notice)
 
-    return tell
+    return call_both
 
 
 def check_left(handed_out: LentCopy[Connection[Any]], items: Sequence[BatchItem] | None = None) -> None:
@@ -188,17 +188,17 @@ class _NotedWait:
         return self._note(waited) if inspect.iscoroutine(waited) else waited
 
     async def _note(self, waited: Coroutine[Any, Any, Any]) -> Any:
-        left = asyncio.get_running_loop().create_future()
-        self.tasks.add(left)
+        finished = asyncio.get_running_loop().create_future()
+        self.tasks.add(finished)
         try:
             return await waited
         finally:
-            self.tasks.discard(left)
-            left.set_result(None)
+            self.tasks.discard(finished)
+            finished.set_result(None)
 
 
 class NoSession:
-    """Stands where the session was. It is closed, as far as it tells."""
+    """Stands where the session was. It reports that it is closed."""
 
     status = ConnStatus.BAD
 

@@ -310,7 +310,7 @@ def begin_of(connection: AnyConnection) -> str:
 
 
 def row_count(cursor: Any) -> int:
-    """What the last result says."""
+    """The row count of the last result."""
     while cursor.nextset():
         pass
     return max(0, int(cursor.rowcount))

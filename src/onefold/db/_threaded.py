@@ -43,7 +43,7 @@ _PAUSE_S_MAX = 1.0
 
 
 def call_until_done(interrupt: Callable[[], bool], *, after_s: float = 0.0) -> None:
-    """Call it on the running loop until it says that there is nothing left to interrupt. Once is not enough: SQLite
+    """Call it on the running loop until it returns that nothing is left to interrupt. Once is not enough: SQLite
     forgets it when a statement is just about to begin."""
     try:
         loop = asyncio.get_running_loop()
@@ -93,10 +93,11 @@ class ThreadedDatabase(Generic[H, A]):
         end_handler: Callable[[Any], float] | None = None,
     ) -> None:
         """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread;
-        `release_at_rest` gives one back like that, if it can, and says whether it did; `glance` does what can be done
-        like that. Those who give a `release_at_rest` have user code, too, reach a connection on its thread only
-        (`keeps_to_thread`); `interrupt` breaks off what it has under way there, and says whether there was something.
-        `end_handler` lets nothing more of it begin, and says how long the end of its transaction waits for what has."""
+        `release_at_rest` gives one back like that, if it can, and returns whether it did; `glance` does what can be
+        done like that. With a `release_at_rest`, user code, too, must reach a connection on its thread only
+        (`keeps_to_thread`); `interrupt` interrupts what it has under way there, and returns whether there was anything.
+        `end_handler` lets nothing more of it begin, and returns how long the end of its transaction waits for what
+        has."""
         #: The synchronous one.
         self.database = database
         self._acquire = acquire or database.acquire
@@ -214,7 +215,7 @@ class ThreadedConnection(Generic[H, A]):
 
     @property
     def executed(self) -> bool:
-        """Whether the handler has had anything executed, where the connection can tell."""
+        """Whether the handler has had anything executed, where the connection notes that; else True."""
         return getattr(self._connection, "executed", True)
 
     @property
@@ -263,24 +264,24 @@ class ThreadedConnection(Generic[H, A]):
         if release_at_rest is not None and is_idle and release_at_rest(self._connection):
             self._leave()
             return
-        gone = self._thread.run(partial(_release, self._connection))
+        released = self._thread.run(partial(_release, self._connection))
         if self._database.keeps_to_thread:
             self._leave()  # its next user stands behind this on the same thread
             if not is_idle:
                 return  # a task that the handler left is in front of us, and may have no end
         else:
-            gone.add_done_callback(lambda _: self._leave())
+            released.add_done_callback(lambda _: self._leave())
         # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its own
         # then, and a retry, or the next claim of this very request, would find its key locked. A task that is cancelled
         # here stops waiting; the connection goes back all the same.
-        await gone
+        await released
 
     async def discard(self) -> None:
         """The thread is free when it is: it may be in the middle of an abandoned statement."""
         call_until_done(partial(self._database.interrupt, self._connection))
-        gone = self._thread.run(partial(_discard, self._connection))
-        gone.add_done_callback(lambda _: self._leave())
-        await asyncio.shield(gone)
+        discarded = self._thread.run(partial(_discard, self._connection))
+        discarded.add_done_callback(lambda _: self._leave())
+        await asyncio.shield(discarded)
 
 
 def _release(connection: Connection[Any]) -> None:

@@ -100,7 +100,7 @@ class PsycopgDatabase:
         with self._opening:
             if self._pool is None:
                 assert self._dsn is not None
-                # A pool keeps its failures to its log; this tells at once what is wrong.
+                # A pool keeps its failures to its log; this raises at once what is wrong.
                 psycopg.connect(self._dsn, connect_timeout=math.ceil(self._acquire_timeout_s)).close()
                 pool = ConnectionPool(
                     self._dsn, min_size=0, max_size=_POOL_MAX, reconnect_timeout=_RECONNECT_S, open=False

@@ -227,10 +227,10 @@ def _prepare(connection: Connection, place: Place) -> SqlalchemyConnection:
     try:
         if connection.dialect.name == "sqlite":
             return OverSqlite(connection)
-        taken = SqlalchemyConnection(connection, place.schema)
+        verbs = SqlalchemyConnection(connection, place.schema)
         if place.schema is None:
-            taken.schema = place.read(taken.fetch(FIND_TABLES))
-        return taken
+            verbs.schema = place.read(verbs.fetch(FIND_TABLES))
+        return verbs
     except BaseException:
         connection.invalidate()  # it is no longer as it came, and the pool would give it to the application
         connection.close()

@@ -36,10 +36,10 @@ class SqlalchemyConnection:
         self.schema = schema
         #: Whether a handler has had the connection.
         self.handed = False
-        #: How many writing statements were sent, by anyone.
+        #: How many writing statements were sent, the handler's and our own.
         self.writes = 0
-        #: Whether the handler was told that its transaction cannot be serialised. A session's end makes an aborted
-        #: transaction whole again, as far as the server tells.
+        #: Whether the handler got the error that its transaction cannot be serialised. A session's end makes an aborted
+        #: transaction whole again, as far as the server reports.
         self._unserialized = False
         self._begun: RootTransaction | None = None
         #: Whether a statement of ours is under way that commits by itself.
@@ -80,7 +80,7 @@ class SqlalchemyConnection:
                 with self._sending(statement) as cursor:
                     rows = [tuple(row) for row in cursor.fetchall()]
             else:
-                rows = [tuple(row) for row in self._ask(statement)]
+                rows = [tuple(row) for row in self._send(statement)]
             self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
             return rows
 
@@ -120,7 +120,7 @@ class SqlalchemyConnection:
         self._close()
 
     def wake(self) -> None:
-        """Have those who are inside the driver leave it."""
+        """Have the threads that are inside the driver leave it."""
         hang_up(self._connection.connection.driver_connection)
 
     def _close(self) -> None:
@@ -143,7 +143,7 @@ class SqlalchemyConnection:
             with suppress(exc.SQLAlchemyError, vendor_error, OSError), self.handed_out.our_turn():
                 self._rest(keep=False)
             raise translate_error(self._connection, error) from error
-        except BaseException:  # a time limit, a signal: the application may be given this connection next
+        except BaseException:  # a time limit, a signal: the application may get this connection next
             with suppress(Exception):
                 self._end_alone()
             raise
@@ -160,7 +160,7 @@ class SqlalchemyConnection:
             )
 
     def _check(self, *, undone: bool = False) -> None:
-        """What became of the transaction in the handler's hands? It does not matter if it is undone now."""
+        """Raises where the transaction was lost, or ended by the handler. It does not matter if it is undone now."""
         if self._connection.invalidated or (undone and self._connection.closed):
             raise ConnectionLost("the connection was lost; what it had not committed is rolled back")
         if self._begun is None or undone:
@@ -174,10 +174,10 @@ class SqlalchemyConnection:
         if self._is_ours_alone:
             with self._sending(statement) as cursor:
                 return max(int(cursor.rowcount), 0)
-        result = self._ask(statement)
+        result = self._send(statement)
         return len(result.fetchall()) if result.returns_rows else max(result.rowcount, 0)
 
-    def _ask(self, statement: Statement) -> CursorResult[Any]:
+    def _send(self, statement: Statement) -> CursorResult[Any]:
         return self._connection.execute(_text(qualify_tables(statement.sql, self.schema)), _name_values(statement))
 
     @property
@@ -240,7 +240,7 @@ class SqlalchemyConnection:
         self._begun = None
 
     def _rollback(self) -> None:
-        # After a failed commit SQLAlchemy holds its transaction for over and would send nothing: so ask the driver.
+        # After a failed commit SQLAlchemy holds its transaction for over and would send nothing: so call the driver.
         self._connection.connection.rollback()
         self._connection.rollback()
         self._begun = None

@@ -1,7 +1,7 @@
-"""Being told of what is done on the connections of the application's engine while they are out with us.
+"""Listeners for what is done on the connections of the application's engine while we hold them.
 
 Listeners of each connection's own would cost more than its statements, so there is one of each kind for the engine, and
-an option of the connection says with whom it is out. Connections that are not are left alone.
+an option of the connection has its holder. Connections without one are left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Holder(Protocol):
     """What has taken a connection: a connection of onefold's."""
 
     writes: int
-    """How many writing statements were sent, by anyone."""
+    """How many writing statements were sent, the handler's and our own."""
 
     def before_commit(self) -> None: ...
     def before_statement(self, cursor: Any) -> None: ...
@@ -30,7 +30,7 @@ class Holder(Protocol):
 
 
 def watch(engine: Engine) -> None:
-    """Begin to listen. To be told twice would do no harm, and does not happen: the listeners are the same."""
+    """Begin to listen. To listen twice would do no harm, and does not happen: the listeners are the same."""
     event.listen(engine, "commit", _before_commit)
     event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "handle_error", _on_error)
@@ -38,12 +38,12 @@ def watch(engine: Engine) -> None:
 
 
 def take(connection: Connection, holder: Holder) -> None:
-    """From now on, `holder` is told."""
+    """From now on, `holder` gets the events of the connection."""
     connection.execution_options(**{_HOLDER: holder})
 
 
 def let_go(connection: Connection) -> None:
-    """No longer; and the two must not keep each other from being freed."""
+    """Its holder gets them no longer; and the two must not keep each other from being freed."""
     connection.execution_options(**{_HOLDER: None})
 
 

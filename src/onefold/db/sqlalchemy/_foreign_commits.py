@@ -1,4 +1,4 @@
-"""In development: being told of writes that go past the request's transaction, on other connections of its engine.
+"""In development: refusing writes that go past the request's transaction, on other connections of its engine.
 
 A session of the application's own beside the request's commits apart from the key, the answer and the events, or never:
 a 201 whose row is not there. Its first new object, its first writing statement and its commit are where that shows. In
@@ -20,7 +20,7 @@ from onefold.db.sqlalchemy._sessions import is_joined
 from onefold.errors import TransactionMisused
 
 #: The operation of the request that this task or thread is serving, while it must write through its own transaction.
-#: A method: it is asked for as long as its object lives.
+#: A method: it is called for as long as its object lives.
 Guard: TypeAlias = Callable[[], str | None]
 
 _GUARD = "onefold_guard"
@@ -30,8 +30,8 @@ _WRITES = re.compile(r"\s*(insert|update|delete|merge)\b", re.IGNORECASE)
 
 
 def guard_engine(engine: Engine, guard: Guard) -> None:
-    """Ask `guard` from now on, beside those asked so far: each Onefold on the engine has its own. The listeners are the
-    same for every engine, so that none is called twice."""
+    """Call `guard` from now on, beside those added before: each Onefold on the engine has its own. The listeners are
+    the same for every engine, so that none is called twice."""
     guards = _guard(engine) or _Guards()
     guards.add(guard)
     engine.update_execution_options(**{_GUARD: guards})
@@ -93,7 +93,7 @@ def _on_add(session: Session, instance: object) -> None:
     try:
         bind = session.get_bind(type(instance))
     except exc.SQLAlchemyError:
-        return  # it says so itself, when it is flushed
+        return  # it is raised when it is flushed
     if (guard := _guard(bind.engine)) is not None:
         _refuse(guard(), f"a new {type(instance).__name__} in a session on another connection of the engine")
 
@@ -103,6 +103,6 @@ def _refuse(operation: str | None, what: str) -> None:
         raise TransactionMisused(
             f"{operation}: {what} than the request's own. It commits apart from the key, the answer and the events, or "
             "never. Use the request's session (SessionTx, AsyncSessionTx, RequestSession, AsyncRequestSession, "
-            "current_session(), tx.session()) or tx.connection; a route that writes elsewhere on purpose says "
+            "current_session(), tx.session()) or tx.connection; a route that writes elsewhere on purpose has "
             "writes=False. Only development=True refuses this"
         )

@@ -3,8 +3,8 @@
 SQLAlchemy has one object per connection, and ours is the handler's. A task of an `asyncio.gather()` that failed, or a
 thread, may go on with it when the handler has ended: between two of the statements that settle the request, its own
 would be committed with them, though the request was refused; after them it would begin a transaction of its own. So
-from the end on, whatever is asked of the connection is refused unless we ask it ourselves, and what is on its way
-by then is waited for. Who asks is told by the context of the call, which tasks and threads have of their own.
+from the end on, every call of the connection but our own is refused, and what is on its way by then is waited for. The
+context of the call distinguishes callers: tasks and threads have their own.
 
 The underscored name is SQLAlchemy's own: every statement goes through it, before a transaction is begun for it. Our
 tests fail when it changes.
@@ -102,7 +102,7 @@ class LentConnection:
 
     def let_go(self) -> None:
         """The connection is about to be closed: it refuses by itself then, and this must not keep it from being freed.
-        Statements are still refused in words that tell what happened."""
+        Statements are still refused with an error that says what happened."""
         for name in _GUARDED:
             self._connection.__dict__.pop(name, None)
         self._connection.__dict__[_STATEMENT] = _refuse

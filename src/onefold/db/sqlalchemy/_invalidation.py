@@ -26,7 +26,7 @@ _CURSORS = "onefold_cursors"
 
 
 def watch(engine: Engine) -> None:
-    """Be told of the connections the engine throws away. To be told twice would do no harm."""
+    """Listen for connections that the engine discards. To listen twice would do no harm."""
     if engine.dialect.name == "sqlite":
         event.listen(engine, "invalidate", _free_locks)
 
@@ -59,9 +59,9 @@ def _free_locks(driver: DBAPIConnection, record: ConnectionPoolEntry, reason: Ba
 
 def interrupt(driver: Any) -> None:
     """sqlite3's own, or aiosqlite's, which is a coroutine that waits for nothing."""
-    if inspect.iscoroutine(said := driver.interrupt()):
+    if inspect.iscoroutine(interrupting := driver.interrupt()):
         with suppress(StopIteration):
-            said.send(None)
+            interrupting.send(None)
 
 
 @contextmanager

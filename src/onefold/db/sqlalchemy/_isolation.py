@@ -22,11 +22,11 @@ class ConnectionIsolation:
         self._dialect: Any = connection.dialect
         driver: Any = connection.connection.dbapi_connection
         self._driver = driver
-        # SQLAlchemy's adapter of psycopg for asyncio can set the level, but not tell it.
+        # SQLAlchemy's adapter of psycopg for asyncio can set the level, but not return it.
         there = driver if hasattr(driver, "isolation_level") else connection.connection.driver_connection
         if not (hasattr(there, "isolation_level") and hasattr(driver, "set_isolation_level")):
             raise ConfigurationError(
-                f"onefold cannot tell the isolation level of the engine's driver {connection.dialect.driver}; use "
+                f"onefold cannot read the isolation level of the engine's driver {connection.dialect.driver}; use "
                 "postgresql+psycopg:// or postgresql+asyncpg://"
             )
         self._came: Any = getattr(there, "isolation_level", None)

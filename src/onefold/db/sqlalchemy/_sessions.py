@@ -292,7 +292,7 @@ class JoinedSession:
             self._failure = None
             self._since.clear()
 
-    # --- what the session tells --------------------------------------------------------------------------
+    # --- called by the session ---------------------------------------------------------------------------
 
     def _bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
         if self._inner is None:
@@ -368,7 +368,7 @@ def _part_undone(session: Session, part: SessionTransaction) -> None:
 
 
 class _HeldListeners:
-    """Stands before a session's `after_commit` listeners: those who listen are added, and not called."""
+    """Stands before a session's `after_commit` listeners: listeners are added, and not called."""
 
     def __init__(self, listeners: Any, called: Callable[[], None]) -> None:
         self._listeners = listeners

@@ -66,10 +66,12 @@ class PreparedWrite:
 
     def find_other(self, values: tuple[Any, ...], dialect: str) -> Any:
         """A query for the row that was looked for, of whatever class it is; None: there are no other classes."""
-        write, told = self.write, self._table.discriminator
-        if told is None or not isinstance(write, FindRow):
+        write, discriminator = self.write, self._table.discriminator
+        if discriminator is None or not isinstance(write, FindRow):
             return None
-        return _Builder(self._table, dialect).select_told(self._table.columns[told.attribute], write, values)
+        return _Builder(self._table, dialect).select_discriminator(
+            self._table.columns[discriminator.attribute], write, values
+        )
 
     def ready(self, values: tuple[Any, ...], dialect: str) -> Ready:
         # What is added has the type of its value, not of the column: an interval to a time, 0.5 to an integer.
@@ -108,7 +110,7 @@ def _name(place: int) -> str:
 
 
 class Discriminator(NamedTuple):
-    """What tells the classes of a table apart."""
+    """What distinguishes the classes of a table."""
 
     attribute: str
     identity: Any
@@ -125,7 +127,7 @@ class TableDefinition:
         self.given: Any = given
         self.mapped, table, self.columns = _read(given)
         self.name = table.fullname
-        #: Where classes share a table: what tells of which one a row is, and what it is for this one. A session sets
+        #: Where classes share a table: the column that has a row's class, and its value for this one. A session sets
         #: it for what it inserts; a statement does not.
         self.discriminator = _read_discriminator(self.mapped, self.columns)
         #: Of a row.
@@ -151,10 +153,10 @@ class _Builder:
                 return self._insert(write, values), 1
             case FindRow():
                 given = dict(zip(write.columns, values, strict=True))
-                asked = [_same(self._columns[column], given[column], self._dialect) for column in write.compare]
-                found = select(*asked, self._given).where(self._found_by(write, given))
+                compared = [_same(self._columns[column], given[column], self._dialect) for column in write.compare]
+                query = select(*compared, self._given).where(self._found_by(write, given))
                 # Of this table alone: what a mapping loads beside it by an outer join cannot be locked.
-                return found.with_for_update(of=self._given) if write.locked else found, len(asked)
+                return query.with_for_update(of=self._given) if write.locked else query, len(compared)
             case HashKey(key):
                 return select(*self._hashes(key, values)), len(key)
             case MoveState():
@@ -164,8 +166,8 @@ class _Builder:
             case AddTo():
                 return self._add(write, values), 0
 
-    def select_told(self, column: Any, write: FindRow, values: tuple[Any, ...]) -> Any:
-        """A column of the table, of which no class is asked."""
+    def select_discriminator(self, column: Any, write: FindRow, values: tuple[Any, ...]) -> Any:
+        """The discriminator of a row, whatever its class."""
         return select(column.table.c[column.key]).where(
             self._found_by(write, dict(zip(write.columns, values, strict=True)))
         )
@@ -207,8 +209,8 @@ class _Builder:
             if write.expects:
                 conditions.append(version == _given(version, move.expected))
         # Under names of their own: the row has the columns themselves.
-        told = (state == _given(state, move.to), state.label(None), version.label(None))
-        return update(self._given).where(*conditions).values(changes).returning(*told, self._given)
+        outcome = (state == _given(state, move.to), state.label(None), version.label(None))
+        return update(self._given).where(*conditions).values(changes).returning(*outcome, self._given)
 
     def _find_state(self, write: MoveState, values: tuple[Any, ...]) -> Any:
         move, state = MoveValues.read(write, values), self._columns[write.state]
@@ -219,15 +221,15 @@ class _Builder:
         # Under names of their own: the row has the columns themselves.
         there = state == _given(state, move.to)
         allowed = state.in_([_given(state, value) for value in move.come_from])
-        asked = (there, allowed, current, state.label(None), version.label(None))
-        return select(*asked, self._given).where(*self._key(write.key, move.key, None))
+        reasons = (there, allowed, current, state.label(None), version.label(None))
+        return select(*reasons, self._given).where(*self._key(write.key, move.key, None))
 
     def _add(self, write: AddTo, values: tuple[Any, ...]) -> Any:
         columns = [self._columns[column] for column in write.add]
         changes = {column: column + _given(column, number) for column, number in zip(columns, values, strict=False)}
-        known = [column.is_not(None) for column in columns]
+        not_null = [column.is_not(None) for column in columns]
         key = self._key(write.key, values[len(columns) :], None)
-        return update(self._given).where(*key, *known).values(changes).returning(self._given)
+        return update(self._given).where(*key, *not_null).values(changes).returning(self._given)
 
     def _changes(self, columns: tuple[str, ...], values: tuple[Any, ...]) -> dict[Any, Any]:
         places = zip((self._columns[column] for column in columns), values, strict=True)
@@ -248,7 +250,7 @@ class _Builder:
 
 
 def _read_discriminator(mapped: Mapper[Any] | None, columns: Mapping[str, Any]) -> Discriminator | None:
-    """None: there are no such classes, or another expression than a column tells them apart."""
+    """None: there are no such classes, or another expression than a column distinguishes them."""
     if mapped is None or mapped.polymorphic_on is None or mapped.polymorphic_identity is None:
         return None
     own = frozenset(mapper.polymorphic_identity for mapper in mapped.self_and_descendants)

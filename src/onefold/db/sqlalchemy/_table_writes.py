@@ -111,19 +111,20 @@ class SqlalchemyTable:
         """Raises RowDiffers where another class that shares the table has the key: that row is never found as one of
         this class, however often it is looked for."""
         query = prepared.find_other(values, connection.dialect.name)
-        told = self._table.discriminator
-        if query is None or told is None:
+        discriminator = self._table.discriminator
+        if query is None or discriminator is None:
             return
         for (kind,) in connection.execute(query):
-            if kind in told.own:
+            if kind in discriminator.own:
                 continue  # it came between the two looks
             key = {column: value for column, value in zip(look.columns, values, strict=True) if column in look.key}
             described = ", ".join(f"{column}={value!r:.80}" for column, value in key.items())
             error = RowDiffers(
-                f"{self.name} has a row of another class under {described}: its {told.attribute} is {kind!r:.80}, not "
-                f"{told.identity!r:.80}. Nothing was written: use the class that they share, or another key"
+                f"{self.name} has a row of another class under {described}: its {discriminator.attribute} is "
+                f"{kind!r:.80}, not {discriminator.identity!r:.80}. Nothing was written: use the class that "
+                "they share, or another key"
             )
-            error.columns = (told.attribute,)
+            error.columns = (discriminator.attribute,)
             raise error
 
     def _in_session(self, session: Any, prepared: PreparedWrite, values: tuple[Any, ...]) -> list[FoundRow]:

@@ -38,7 +38,7 @@ CODES: dict[int, type[OnefoldError]] = {
 
 
 def error_for(error: Exception, where: str = "SQLite", opening: str | None = None) -> OnefoldError:
-    """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked. `opening`: the file
+    """Our error for sqlite3's. It has no code where SQLite only reports "error", or was not called. `opening`: the file
     that was being opened."""
     text = str(error)
     if any(sign in text for sign in ("no such table", "no such column", "has no column")):
@@ -53,7 +53,7 @@ def error_for(error: Exception, where: str = "SQLite", opening: str | None = Non
 
 
 def _why(path: str) -> str:
-    """What SQLite does not say of a file that it cannot open."""
+    """Why SQLite cannot open a file, which its error does not say."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         return f"; there is no directory {folder!r}: create it, or correct the path"

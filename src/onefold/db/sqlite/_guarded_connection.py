@@ -99,7 +99,7 @@ class GuardedConnection(sqlite3.Connection):
             self.executed = True
 
     def explain(self, error: sqlite3.Error) -> None:
-        """Raises what SQLite's "not authorized" means, where that is what it says."""
+        """Raises what SQLite's "not authorized" means, where that is the error."""
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_AUTH and self.trespass is not None and not self.ours:
             raise trespass_error(self.trespass) from error

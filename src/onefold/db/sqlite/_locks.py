@@ -1,9 +1,9 @@
-"""Locks on numbers, for all who share a SQLite file: what advisory locks are on Postgres.
+"""Locks on numbers, for all processes that share a SQLite file: what advisory locks are on Postgres.
 
 Theory of operation. A lock is one byte of a small file beside the database, locked by the operating system at an
 offset made from the number, and an entry in a set of this process, because record locks belong to a process and do not
-keep its own threads apart. The kernel frees them when a process ends, however it ends. They are courtesy: by them
-requests under way are told from new ones; one execution per key is guaranteed by the record's primary key.
+keep its own threads apart. The kernel frees them when a process ends, however it ends. They are courtesy: they
+distinguish requests under way from new ones; one execution per key is guaranteed by the record's primary key.
 
 POSIX record locks, and not those of an open file description (F_OFD_SETLK): a child does not inherit them, so they end
 with the process that took them, whatever children it leaves behind, and every Unix has them. Their weakness is that
@@ -11,8 +11,8 @@ closing *any* descriptor of the file drops all locks of the process. Hence one d
 closed only while nothing is locked. If other code of the application opens and closes the file (a backup does),
 duplicates run and are rolled back instead of being refused, and nothing worse.
 
-Offsets have 63 bits and numbers 64. Two keys in flight meet with a chance of one in 2^63: one of them is told to wait,
-or called a mismatch, until the other is through.
+Offsets have 63 bits and numbers 64. Two keys in flight meet with a chance of one in 2^63: one of them is answered as in
+flight, or as a mismatch, until the other is done.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class LockFile:
         offsets = [*map(_OFFSETS.__and__, numbers)]
         holders = self._holders
         with self._mutex:
-            wanted, had = offsets, len(offsets)
-            if not holders.keys().isdisjoint(offsets):  # seldom: a duplicate, or the holder asks again
+            wanted, count = offsets, len(offsets)
+            if not holders.keys().isdisjoint(offsets):  # seldom: a duplicate, or the holder locks again
                 others = [place for place, offset in enumerate(offsets) if holders.get(offset, holder) is not holder]
-                had = others[0] if others else had
-                wanted = [offset for offset in offsets[:had] if offset not in holders]
+                count = others[0] if others else count
+                wanted = [offset for offset in offsets[:count] if offset not in holders]
             locked = self._lock_bytes(wanted)
             holders.update(dict.fromkeys(wanted[:locked], holder))
-            return had if locked == len(wanted) else offsets.index(wanted[locked])
+            return count if locked == len(wanted) else offsets.index(wanted[locked])
 
     def unlock(self, holder: object, numbers: list[int]) -> None:
         holders = self._holders
@@ -132,13 +132,13 @@ class LockFile:
                 return
 
         def _is_byte_locked(self, offset: int) -> bool:
-            asked = {"kind": fcntl.F_WRLCK, "whence": os.SEEK_SET, "start": offset, "length": 1, "pid": 0}
+            query = {"kind": fcntl.F_WRLCK, "whence": os.SEEK_SET, "start": offset, "length": 1, "pid": 0}
             try:
-                found = fcntl.fcntl(self._open(), fcntl.F_GETLK, _pack(**asked))
+                lock = fcntl.fcntl(self._open(), fcntl.F_GETLK, _pack(**query))
             except OSError as error:
                 self._report(error)
                 return False
-            return _type_in(found) != fcntl.F_UNLCK
+            return _type_in(lock) != fcntl.F_UNLCK
 
     def _open(self) -> int:
         if self._descriptor is None:
@@ -202,8 +202,8 @@ class KeyLocks:
     """What one connection has locked, for as long as it is out: SQL functions, and their end.
 
     `onefold_lock(requests, number, ...)` tries locks in this order, the first of which are a request's and the others a
-    key's, and remembers where it was refused one; `onefold_refused()` says: "same" or "other"; `onefold_locked(key)`
-    looks.
+    key's, and remembers where it was refused one; `onefold_refused()` returns that: "same" or "other";
+    `onefold_locked(key)` looks.
     """
 
     __slots__ = ("_database", "_file", "_held", "_refusal")
@@ -221,9 +221,9 @@ class KeyLocks:
         connection.create_function("onefold_locked", 1, self.is_locked)
 
     def lock(self, requests: int, *numbers: int) -> None:
-        had = self._current().try_locks(numbers, self)
-        self._held += numbers[:had]
-        self._refusal = None if had == len(numbers) else "same" if had < requests else "other"
+        count = self._current().try_locks(numbers, self)
+        self._held += numbers[:count]
+        self._refusal = None if count == len(numbers) else "same" if count < requests else "other"
 
     def refusal(self) -> str | None:
         return self._refusal

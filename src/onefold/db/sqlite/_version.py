@@ -1,4 +1,4 @@
-"""Whether a SQLite knows what our statements say."""
+"""Whether a SQLite is new enough for our statements."""
 
 from __future__ import annotations
 
