@@ -2,7 +2,7 @@
 
 It is paid for like a retry, from the same budget and before it is made: a host that is slow because it has too much to
 do is not given twice as much. The first good answer counts, and the other attempt is broken off; where the second one
-was worth it, its token is given back. Where neither is good, what became of the first counts.
+was worth it, its token is given back. Where neither is good, the outcome of the first counts.
 
 Invariant: of the answers that came, one is returned, or none where the caller breaks off, and every other one is freed.
 """

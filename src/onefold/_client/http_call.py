@@ -163,7 +163,7 @@ class HttpCall(RetryLoop):
         return send if self.trace is None else partial(self.trace.attempt, send)
 
     def _send_deadline(self, now: float) -> float:
-        """What the attempt that begins now may take; its header tells the server."""
+        """The time that the attempt that begins now may take; its header has it for the server."""
         left_s = self._attempts.deadline_at - now
         if left_s > self.attempt_s and not self._attempts.is_last:
             left_s = self.attempt_s

@@ -70,7 +70,7 @@ def hold_back(guarded: GuardedRequest[Any], result: Any, injected: Any = None) -
 
 @functools.lru_cache(maxsize=256)
 def _watch_class(kind: Any) -> Any:
-    """The kind of a response that is sent in parts (a stream, a file, one with a way of its own), which tells the
+    """The kind of a response that is sent in parts (a stream, a file, one with a way of its own), which notifies the
     guarded request if it fails before its end. A class below it, because frameworks and decorators look for the one
     they know."""
 

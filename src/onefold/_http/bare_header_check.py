@@ -32,7 +32,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _WRITTEN: Final = "onefold-was-here"
 
 
-def header_taken(callee: RequestFunction) -> str | None:
+def find_bare_header(callee: RequestFunction) -> str | None:
     """The header that a function takes as it came; None if it does not, or does more than can be looked at."""
     function = callee.function
     while isinstance(function, functools.partial) and not function.args and not function.keywords:

@@ -1,10 +1,10 @@
-"""Marking a function as an idempotent route's handler, and knowing when it was reached.
+"""Marking a function as an idempotent route's handler, and noting when it was reached.
 
-Invariant: a marked handler runs inside a request that the layer let in, or not at all. Its wrapper tells the guarded
+Invariant: a marked handler runs inside a request that the layer let in, or not at all. Its wrapper notes in the guarded
 request that the handler itself was entered: an answer given before that (validation, authentication in a dependency)
-says nothing about the request and is not stored. It also tells what the handler raised: an exception handler may answer
+says nothing about the request and is not stored. It also notes what the handler raised: an exception handler may answer
 as it likes, and the rows of half a handler do not stay. What is raised around the handler counts the same; the
-frameworks tell of it (`note_exception`). When it has returned, its sessions write what they hold: the framework may
+frameworks report it (`note_exception`). When it has returned, its sessions write what they hold: the framework may
 close them before the request is settled (Flask's teardown, the exit of a dependency). What the handler leaves to be
 done in the background waits until its answer goes out.
 """

@@ -11,7 +11,7 @@ import zlib
 from onefold._http.request import Headers, Response, first_line
 from onefold.errors import AnswerEncoded
 
-#: What the standard library decodes; the number tells zlib to find out by itself whether it is gzip or zlib.
+#: What the standard library decodes; the number has zlib detect whether it is gzip or zlib.
 _WINDOWS = {"gzip": 32 + zlib.MAX_WBITS, "x-gzip": 32 + zlib.MAX_WBITS, "deflate": 32 + zlib.MAX_WBITS}
 
 #: No answer is decoded into more than this, so that a small record cannot fill the memory.

@@ -82,7 +82,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         self.policy = route.policy
         self.operation = f"{request.method} {route.name}"
         self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
-        #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
+        #: Whether the handler itself was reached, as its decorator notes. A framework that refuses the request
         #: before (validation) leaves it False.
         self.entered = not guard.decorated
         # Set here, as all the rest, and not a default of the class: see `Transaction.__init__`.
@@ -341,7 +341,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         return self._failure_of(error) is not None
 
     def _failure_of(self, error: BaseException) -> OnefoldError | None:
-        """What a handler raised, if it is the database's to answer for, or says what became of its work."""
+        """What a handler raised, if the database is at fault, or if it has the outcome of its work."""
         if self.work is not None and isinstance(error, StoreError | WorkTakenOver | WorkParked | WorkChanged):
             return error
         return failure_of(error, self.operation, self.policy.lease_s)

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from onefold._http import asgi, wsgi
 from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
-from onefold._http.bare_header_check import header_taken
+from onefold._http.bare_header_check import find_bare_header
 from onefold._http.decorator import IdempotentHandler, check_markable, idempotent_handler_of, mark, name_of
 from onefold._http.earlier_release import ApplicationNaming
 from onefold._http.guarded_request import current_request
@@ -212,7 +212,7 @@ class Layer:
         if policy.authorize is not None or callee.function in self._looked_at:
             return
         self._looked_at.append(callee.function)
-        if (header := header_taken(callee)) is not None:
+        if (header := find_bare_header(callee)) is not None:
             _log.warning(
                 "%s: the %s takes the header %r as it came. A caller who writes that header gets the stored answers of "
                 "the account that it names: authenticate the caller (`onefold docs principals` shows API keys, JWT and "

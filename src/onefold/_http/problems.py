@@ -49,7 +49,7 @@ _CHANGED_DETAIL = (
 
 
 def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
-    """The response that tells a caller about an error."""
+    """The response to a caller for an error."""
     if isinstance(error, AnsweredError):
         detail = _STORE_DETAILS.get(type(error), _STORE_DETAIL) if isinstance(error, StoreError) else error.detail
         response = _response(

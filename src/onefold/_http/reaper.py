@@ -1,6 +1,6 @@
 """Forgetting expired records while an application lives, where it has a lifespan; saying so where nothing does it.
 
-Invariant: it begins after the application has started and ends before the application is told to shut down, so that it
+Invariant: it begins after the application has started and ends before the application's shutdown begins, so that it
 never sees tables that are not migrated yet, nor a pool that is closed already. A failure is logged, and the next turn
 may succeed. Each process of an application reaps, at times of its own: the first of them finds the work, the others
 find none.
@@ -107,7 +107,7 @@ class Lifespan:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "lifespan.startup.complete":
-            # Routes may come as late as this. Frameworks end what they have begun, and tell the server what was raised.
+            # Routes may come as late as this. Frameworks end what they have begun, and report errors to the server.
             self._check_ready()
             self._begin()
         await self._send(message)

@@ -54,7 +54,7 @@ class Request(NamedTuple):
     def mount(self) -> str:
         """Where the application is mounted inside of another one, percent-encoded: "" where it is not.
 
-        Starlette tells its own mounts from the root that a server or proxy names. In WSGI both are SCRIPT_NAME.
+        Starlette separates its own mounts from the root that a server or proxy names. In WSGI both are SCRIPT_NAME.
         """
         outside = self.source.get("app_root_path")
         if outside is not None:

@@ -104,7 +104,7 @@ def names_of(principal: str, operation: str, key: str, known: Mapping[str, Polic
 
 
 def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
-    """The values in the path. With an operation that was given, mounts have one name: the prefix tells them apart.
+    """The values in the path. With an operation that was given, mounts have one name: the prefix distinguishes them.
 
     Not in WSGI, where the prefix may be a proxy's, and a given operation is what keeps keys when that changes.
     """

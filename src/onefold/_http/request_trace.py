@@ -65,7 +65,7 @@ class RequestTrace:
             self.span.set("onefold.outcome", outcome)
 
     def note_end(self, end: Literal["stored", "released"], reason: str | None = None) -> None:
-        """What became of its claim."""
+        """Note the outcome of its claim."""
         if not self.is_over:
             self.span.set("onefold.end", end)
             if reason is not None:

@@ -119,7 +119,7 @@ def routes_of(policies: Mapping[str, Policy]) -> RouteTable:
 
 def _refuse_shared(entries: Iterable[tuple[frozenset[str] | None, Route]]) -> None:
     """A name given to two routes would let them share keys, and one answer with the other's. (Templates may be alike
-    but for their parameters' types: then the values in the path tell their requests apart.)"""
+    but for their parameters' types: then the values in the path distinguish their requests.)"""
     named: dict[str, Route] = {}
     for methods, route in entries:
         for method in sorted((methods or METHODS) & METHODS):

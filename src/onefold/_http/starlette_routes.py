@@ -121,7 +121,7 @@ class _NoteExceptions:
 
 
 def _note_and_handle(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The same exception handler, which tells the guarded request first."""
+    """The same exception handler, which notifies the guarded request first."""
 
     @functools.wraps(handler)
     async def note_and_handle(connection: Any, error: Exception) -> Any:

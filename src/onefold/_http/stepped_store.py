@@ -7,7 +7,7 @@ flight, one that was abandoned is taken over with its steps. The settle waits fo
 and deletes the work in one transaction: a claim finds the lock, the work, or the record.
 
 Failure windows. A crash before the settle's COMMIT leaves the work and its steps, and the next one goes on. A COMMIT
-whose answer was lost is looked for as that of every request: the answer tells this run from others.
+whose answer was lost is looked for as that of every request: the answer distinguishes this run from others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SteppedStore:
         return await self.keys.reap(limit)
 
     async def status(self, digest: bytes) -> Status:
-        """What became of a key whose route may work in steps."""
+        """The status of a key whose route may work in steps."""
         found = await self.keys.status(digest)
         if found.state != "unknown":
             return found

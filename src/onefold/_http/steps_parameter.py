@@ -29,7 +29,7 @@ def find_steps(function: Callable[..., Any]) -> str | None:
     """The parameter for the steps, if a handler has one."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
-    except Exception:  # a name that is not known yet: what is written tells
+    except Exception:  # a name that is not known yet: judged by its text
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):

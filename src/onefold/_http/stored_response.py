@@ -52,7 +52,7 @@ _BODILESS = frozenset({204, 304})
 
 
 def new_run_id() -> bytes:
-    """What tells one run of a handler from others with the same key. Short: it is stored with each."""
+    """What distinguishes one run of a handler from others with the same key. Short: it is stored with each."""
     return b2a_base64(urandom(_RUN_ID_BYTES), newline=False)
 
 
@@ -72,7 +72,7 @@ def make_answer(
     was lost recognises its own by it: another run of the same request, after a takeover, may answer the same. So is
     the context of the `span` that it ran in, where traces are made: a release that does not know it passes over it.
     """
-    allowed = _allowed(headers_kept)
+    allowed = _encode_names(headers_kept)
     lines = [b"%b:%b" % line for line in response.headers if line[0] in allowed]
     lines.append(b":" + run_id)
     if span:
@@ -89,7 +89,7 @@ def make_answer(
 
 
 @lru_cache(maxsize=64)
-def _allowed(headers_kept: frozenset[str]) -> frozenset[bytes]:
+def _encode_names(headers_kept: frozenset[str]) -> frozenset[bytes]:
     return frozenset(name.encode("latin-1") for name in HEADERS_KEPT | headers_kept)
 
 
@@ -144,7 +144,7 @@ def make_replay(record: Record, *, headers_kept: frozenset[str], reading: Readin
             "It will not run again: read the resource instead."
         )
     body = reading.body(record, record.body)
-    allowed = _allowed(headers_kept)  # again: who can write the table must not set a cookie
+    allowed = _encode_names(headers_kept)  # again: who can write the table must not set a cookie
     lines = [line.partition(b":") for line in head.split(b"\r\n")]
     headers = tuple([(name, value) for name, _, value in lines if name in allowed])
     length = () if record.status in _BODILESS else ((b"content-length", str(len(body)).encode()),)

@@ -5,7 +5,7 @@ A key is in one of these states, seen from a request that brings it:
     state of the key          same fingerprint            other fingerprint
     ------------------------  --------------------------  ---------------------------
     never seen                Run                         Run
-    being worked on           InFlight                    Mismatch, or InFlight where that cannot be told yet
+    being worked on           InFlight                    Mismatch, or InFlight where that is not known yet
     done                      Replay                      Mismatch
     done, past retention      Run, or Expired (refuse)    Run, or Expired (refuse)
     older than retention      Expired (refuse only)       Expired (refuse only)

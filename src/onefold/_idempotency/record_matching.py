@@ -101,7 +101,7 @@ def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | In
 def _judge_unmounted(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
     """What a record of onefold 0.1 means that may be of another mount or host. None: it is another's, or there is none.
 
-    Where nothing in it tells, the answer may be another application's and the effect may be this one's: the request
+    Where nothing shows which, the answer may be another application's and the effect may be this one's: the request
     is held off until the record expires.
     """
     for record in records:

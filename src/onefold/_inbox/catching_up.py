@@ -58,7 +58,7 @@ class StreamsBehind(set[bytes]):
 async def run_in_one_go(
     inbox: Inbox, failed_messages: Sequence[FailedMessage], tx: OwnedTransaction[Any]
 ) -> list[InboxEvent]:
-    """Handle failed messages that `take_run` started; what became of those that were handled. None were: run them one
+    """Handle failed messages that `take_run` started; the events of those that were handled. None were: run them one
     by one, and it is seen why. Only some were: time was up, and the others are parked again."""
     if inbox.consumer.signature.works_in_steps:
         return []  # each is a work of its own

@@ -1,4 +1,4 @@
-"""A consumer: what it listens to, who handles it, and what becomes of what cannot be handled.
+"""A consumer: its topics, its handler, and the handling of messages that fail.
 
 Invariant: a Consumer that exists can be run. What would lose or repeat a message is refused when it is made.
 """

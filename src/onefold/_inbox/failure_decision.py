@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler failed: another attempt after a pause, or a dead letter. Decided without I/O.
+"""The fate of a message whose handler failed: another attempt after a pause, or a dead letter. Decided without I/O.
 
 Invariant: what was handled meanwhile, by another delivery of it, has not failed.
 """

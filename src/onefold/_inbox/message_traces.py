@@ -38,7 +38,7 @@ class FailedAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTraces:
-    """What became of some messages here."""
+    """The outcomes of some messages here."""
 
     handled: tuple[HandledMessage, ...]
     failed: tuple[FailedAt, ...]

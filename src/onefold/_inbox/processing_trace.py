@@ -155,7 +155,7 @@ class ProcessingTrace:
             span.end()
 
     def note(self, stored: StoredMessage, event: InboxEvent) -> InboxEvent:
-        """What became of a message without an attempt at it."""
+        """The outcome of a message without an attempt at it."""
         if self._tracer is not None:
             span = self._begin(self._tracer, stored)
             self._note(span, event)

@@ -228,7 +228,7 @@ class Call(Effect[Any]):
 
 
 class Publish(Effect["Confirms"]):
-    """Hand messages to the broker, all at once; what became of each, in order. No transaction may be open."""
+    """Publish messages to the broker, all at once; the outcome of each, in order. No transaction may be open."""
 
     __slots__ = ("argument",)
     verb = "publish"

@@ -136,8 +136,8 @@ class ThreadExecutor(Generic[H]):
     def blocking(self, function: Callable[[], Any]) -> Any:
         return function()
 
-    def as_asked_here(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """The function, to be called later. One that would have to be awaited is refused where it is handed over."""
+    def bind_hook(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """The hook, to be called later. One that would have to be awaited is refused where it is added."""
         if inspect.iscoroutinefunction(inspect.unwrap(getattr(function, "func", function))):
             raise ProgrammerError(
                 f"{name_of(function)} is an async function, but this transaction runs on a thread; pass a plain "
@@ -247,9 +247,9 @@ class TaskExecutor(Generic[H]):
     def blocking(self, function: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
         return asyncio.to_thread(function)
 
-    def as_asked_here(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """The function, to be called later where it is handed over now: on the loop, or, by a plain `def` that has a
-        thread of its own, on a thread. It may block there."""
+    def bind_hook(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """The hook, to be called later where it is added now: on the loop, or, by a plain `def` that has a thread of
+        its own, on a thread. It may block there."""
         return function if runs_a_loop() else ThreadHook(function)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
@@ -383,11 +383,11 @@ def begin_in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """`in_background` as a task, for a caller that waits for its end and may be cancelled meanwhile."""
     task = asyncio.get_running_loop().create_task(work)
     _leaving.add(task)
-    task.add_done_callback(_left)
+    task.add_done_callback(_forget_left)
     return task
 
 
-def _left(task: asyncio.Task[Any]) -> None:
+def _forget_left(task: asyncio.Task[Any]) -> None:
     _leaving.discard(task)
     if not task.cancelled():
-        task.exception()  # seen: a connection that cannot even be thrown away is gone already
+        task.exception()  # retrieved, or asyncio would log it: a connection that cannot be discarded is closed already

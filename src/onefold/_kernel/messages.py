@@ -33,7 +33,7 @@ _SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not 
 _ALL_SAFE: Final = re.compile(f"[{re.escape(_SAFE)}]*")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
-#: What became of one message that was handed to a broker. None: the broker has it for good.
+#: The outcome of publishing one message. None: the broker has it for good.
 Confirm: TypeAlias = MessageRefused | BrokerUnavailable | None
 
 

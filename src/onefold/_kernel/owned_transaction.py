@@ -210,7 +210,7 @@ async def commit(
     try:
         answer = await work(tx.flush_events() if keep_rows else ())
     except Exception as error:
-        await tx.conclude(_kept_despite(error) if tx.kept is None else tx.kept)
+        await tx.conclude(_judge_failed_commit(error) if tx.kept is None else tx.kept)
         raise
     outcome = rows_kept(answer)
     if outcome and not tx.settled:  # by another way than ReleaseCommitted, which has noted it
@@ -235,6 +235,6 @@ async def undo(tx: OwnedTransaction[Any], work: Callable[[], Flow[T]]) -> T:
     return answer
 
 
-def _kept_despite(error: Exception) -> bool | None:
+def _judge_failed_commit(error: Exception) -> bool | None:
     """Whether the rows of a transaction whose COMMIT failed like this were kept. None: not known."""
     return None if isinstance(error, ConnectionLost | OutcomeUnknown | OutcomeUnknowable) else False

@@ -363,7 +363,7 @@ class SubscriptionSeen:
 
 @runtime_checkable
 class ManagesSubscriptions(Protocol):
-    """A broker that keeps something for a consumer while no process of it runs, and can be told to stop that. Kafka
+    """A broker that keeps something for a consumer while no process of it runs, and has calls to stop that. Kafka
     does not: a group gets the topics that its members ask for, and the topic's retention ends the rest."""
 
     async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:

@@ -130,12 +130,12 @@ def _resolve(function: Any, annotation: object) -> Any:
     alone.__annotations__ = {"it": annotation}
     names = getattr(function, "__globals__", {})
     try:
-        return typing.get_type_hints(alone, names, _closed_over(function), include_extras=True)["it"]
+        return typing.get_type_hints(alone, names, _read_closure(function), include_extras=True)["it"]
     except Exception:  # whatever looking up a name and subscribing it may raise
         return annotation
 
 
-def _closed_over(function: Any) -> dict[str, Any]:
+def _read_closure(function: Any) -> dict[str, Any]:
     """Names of the function around it, as far as it uses them itself."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The SQLSTATEs that onefold tells apart: what each means to it, in one place for drivers, handlers and consumers.
+"""The SQLSTATEs that onefold distinguishes: what each means, in one place for drivers, handlers and consumers.
 
 An error of a driver says its own as `sqlstate` (asyncpg, psycopg) or `pgcode` (psycopg2).
 """

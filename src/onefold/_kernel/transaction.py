@@ -297,16 +297,16 @@ class Transaction(Generic[H]):
         The answer waits for it; what it raises is logged and changes nothing. Rolled back with the savepoint it was
         asked for in, it is forgotten. A process that dies in between has not called it: see `publish`.
         """
-        self._ask_for(Due.COMMIT, functools.partial(function, *args, **kwargs))
+        self._add_hook(Due.COMMIT, functools.partial(function, *args, **kwargs))
 
     def after_rollback(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call this once the rows are rolled back: with the whole transaction, or with the savepoint it was asked for
         in (then after the end of the transaction, however that ends)."""
-        self._ask_for(Due.ROLLBACK, functools.partial(function, *args, **kwargs))
+        self._add_hook(Due.ROLLBACK, functools.partial(function, *args, **kwargs))
 
-    def _ask_for(self, due: Due, call: Callable[[], Any]) -> None:
+    def _add_hook(self, due: Due, call: Callable[[], Any]) -> None:
         self._check()
-        self._work().add_hook(due, self._executor.as_asked_here(call))
+        self._work().add_hook(due, self._executor.bind_hook(call))
 
     def _natural_writes(self) -> NaturalWrites:
         if self._over is not None or self._savepoints is not None:

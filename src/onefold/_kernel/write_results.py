@@ -23,7 +23,7 @@ def _give_itself(result: R) -> Generator[Any, Any, R]:
 
 
 class InsertOutcome(Enum):
-    """What became of a row that was to be inserted once."""
+    """The outcome of `insert_once` for a row."""
 
     CREATED = "created"
     """It was inserted, by this call."""
@@ -69,7 +69,7 @@ class InsertedSoon(Inserted[R]):
 
 
 class TransitionOutcome(Enum):
-    """What became of a change of state."""
+    """The outcome of a change of state."""
 
     MOVED = "moved"
     """The row was in a state that it may come from, and this call has moved it."""

@@ -315,7 +315,7 @@ class RelaySession:
 
     async def _copy(self, copies: Sequence[EndpointCopy]) -> None:
         # A relay that stands still, and its successor, may both want to: the first has the rows, for a lease at most.
-        await Batch((Boundary.BEGIN, *self._sql.bounded(self._settings.lease_s)))
+        await Batch((Boundary.BEGIN, *self._sql.limit_transaction(self._settings.lease_s)))
         positions = sorted({copy.position for copy in copies})
         copyable = {position for (position,) in await Fetch(self._sql.copyable(positions))}
         copied = [self._sql.copy(*copy) for copy in copies if copy.position in copyable]

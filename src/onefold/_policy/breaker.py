@@ -149,7 +149,7 @@ class Breaker:
         return now if self.closed_permit is not None else max(now, self._open_until)
 
     def report(self, permit: Permit, verdict: Verdict, now: float, *, attempt: int = 1) -> None:
-        """Tell what became of the attempt, which is the so-manyth of its call."""
+        """Report the outcome of the attempt, with its number in its call."""
         match verdict:
             case Verdict.SUCCESS:
                 self.succeed(permit, now)

@@ -1,4 +1,4 @@
-"""What became of one attempt, and what it says about the server.
+"""The outcome of one attempt, and what it says about the server.
 
 Invariant: only what is the server's fault counts against it. An answer below 500 shows that the server works, whatever
 the caller asked for; one that asks for patience (408, 425, 429) shows neither.

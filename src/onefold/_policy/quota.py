@@ -1,6 +1,6 @@
 """What one principal may have of a service at most: requests in flight, and records per hour.
 
-Theory of operation. A request that enters gets a slot and gives it back with what became of it. Requests in flight are
+Theory of operation. A request that enters gets a slot and gives it back with its outcome. Requests in flight are
 counted by principal, and those with none are not known: the table is as large as what runs. Records are counted in
 spans of five minutes, thirteen numbers for a principal, so that no hour, wherever it begins, has more than the limit; a
 request that may still become a record counts as one until it has left. At most `principals_max` principals are

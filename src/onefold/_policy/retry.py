@@ -165,7 +165,7 @@ class RetryPolicy:
         if asked_s is not None and asked_s > self.retry_after_max_s:
             return Stop(Reason.RETRY_AFTER, asked_at)
 
-        throttled = asks_for_patience(outcome)
+        throttled = is_throttled(outcome)
         # On top of what the server asks for: all its clients get the same wait, and must not come back as one.
         wait_s = (asked_s or 0.0) + self.backoff.wait_s(situation.attempt, throttled=throttled, draw=draw)
         if now + wait_s >= situation.deadline_at:  # an attempt that begins then would have no time left
@@ -223,7 +223,7 @@ def repeatable(situation: Situation) -> bool:
     return isinstance(situation.outcome, Unanswered) and not situation.outcome.maybe_sent
 
 
-def asks_for_patience(outcome: Outcome) -> bool:
+def is_throttled(outcome: Outcome) -> bool:
     """The server is well, but busy: with others, or with this very request."""
     match outcome:
         case Answered(status=status):

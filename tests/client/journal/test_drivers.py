@@ -87,7 +87,7 @@ async def test_a_table_that_somebody_has_locked_is_waited_for_until_the_deadline
 @pytest.mark.parametrize(("own", "expected"), [("0", "3s"), ("50ms", "50ms"), ("1h", "3s"), ("3s", "3s")])
 async def test_a_shorter_limit_that_the_role_has_for_locks_is_kept(postgres_dsn: str, own: str, expected: str) -> None:
     async def find() -> Any:
-        limits = STATEMENTS["postgres"].locked_for(3.0)
+        limits = STATEMENTS["postgres"].limit_lock_waits(3.0)
         await Batch((Boundary.BEGIN, Statement(f"SET LOCAL lock_timeout = '{own}'"), *limits))
         found = await Fetch(Statement("SELECT current_setting('lock_timeout')"))
         await Batch((Boundary.ROLLBACK,))

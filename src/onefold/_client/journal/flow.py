@@ -1,4 +1,4 @@
-"""Claiming an intent's key, and saying what became of it.
+"""Claiming an intent's key, and recording its outcome.
 
 Theory of operation. A claim commits, flushed to disk, before its key is used: INSERT, and where the intent is there
 already, its row. Of two processes that claim one intent at once, the second waits for the first one's COMMIT and reads
@@ -172,7 +172,7 @@ class Journal:
         """What bounds the waits for locks, where a statement would wait for them as long as it takes."""
         if not self._sql.waits_in_statements:
             return ()
-        return self._sql.locked_for(most_s if until == math.inf else min(most_s, until - await Now()))
+        return self._sql.limit_lock_waits(most_s if until == math.inf else min(most_s, until - await Now()))
 
     def _sweep(self) -> tuple[Statement, ...]:
         """Last in its transaction: on Postgres it holds locks on other intents, and must wait for none."""

@@ -1,4 +1,4 @@
-"""What became of outgoing calls."""
+"""The events of outgoing calls."""
 
 from __future__ import annotations
 

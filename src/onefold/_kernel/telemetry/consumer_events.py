@@ -1,4 +1,4 @@
-"""What became of messages, and of those that consume them."""
+"""The events of messages, and of the processes that consume them."""
 
 from __future__ import annotations
 

@@ -238,9 +238,9 @@ RETURNING 1
 
     def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
         """Be the only relay that hands buckets over, in this transaction."""
-        return (*self.bounded(lease_s), Statement(_WAIT, (postgres_span(lease_s),)), _LOCK)
+        return (*self.limit_transaction(lease_s), Statement(_WAIT, (postgres_span(lease_s),)), _LOCK)
 
-    def bounded(self, lease_s: float) -> tuple[BatchItem, ...]:
+    def limit_transaction(self, lease_s: float) -> tuple[BatchItem, ...]:
         """This transaction lasts for a lease at the most, whatever becomes of this process."""
         return (postgres_lease(lease_s),)
 
@@ -258,7 +258,7 @@ RETURNING 1
         self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: TourPosition
     ) -> list[Row]:
         """Rows of one stream after the other of the relay's buckets, noted as tried."""
-        await Batch((Boundary.BEGIN, *self.bounded(lease_s), PLAN_BY_INDEX))
+        await Batch((Boundary.BEGIN, *self.limit_transaction(lease_s), PLAN_BY_INDEX))
         rows = await Fetch(tour(relay, milliseconds(lease_s), limits, paused, start))
         await Batch((Boundary.COMMIT,))
         return rows

@@ -216,7 +216,7 @@ DELETE FROM onefold_outbox WHERE id = ?1 AND {_HELD_BACK} AND error IS NULL AND 
         """Nothing more: BEGIN takes the one write lock there is."""
         return ()
 
-    def bounded(self, lease_s: float) -> tuple[BatchItem, ...]:
+    def limit_transaction(self, lease_s: float) -> tuple[BatchItem, ...]:
         """Nothing bounds it: a stopped process holds the file."""
         return ()
 

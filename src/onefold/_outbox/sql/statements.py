@@ -53,7 +53,7 @@ class Statements:
         """Be the only relay that hands buckets over, in this transaction."""
         raise NotImplementedError
 
-    def bounded(self, lease_s: float) -> tuple[BatchItem, ...]:
+    def limit_transaction(self, lease_s: float) -> tuple[BatchItem, ...]:
         """This transaction lasts for a lease at the most, whatever becomes of this process."""
         raise NotImplementedError
 

@@ -35,7 +35,7 @@ class Postgres:
     light: tuple[Statement, ...] = (_UNFLUSHED,)
     waits_in_statements = True
 
-    def locked_for(self, seconds: float) -> tuple[Statement, ...]:
+    def limit_lock_waits(self, seconds: float) -> tuple[Statement, ...]:
         """What follows BEGIN, so that no statement waits longer for a lock. 0 would be for ever."""
         return (Statement(_LOCK_TIMEOUT, (f"{max(1, ceil(seconds * 1000))}ms",)),)
 

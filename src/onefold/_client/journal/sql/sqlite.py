@@ -17,7 +17,7 @@ class Sqlite:
     light: tuple[Statement, ...] = ()
     waits_in_statements = False
 
-    def locked_for(self, seconds: float) -> tuple[Statement, ...]:
+    def limit_lock_waits(self, seconds: float) -> tuple[Statement, ...]:
         return ()  # the connection itself waits a moment, and the flow looks at the clock in between
 
     def text(self, sql: str) -> str:

@@ -21,7 +21,7 @@ class Dialect(Protocol):
     @property
     def waits_in_statements(self) -> bool: ...
 
-    def locked_for(self, seconds: float) -> tuple[Statement, ...]: ...
+    def limit_lock_waits(self, seconds: float) -> tuple[Statement, ...]: ...
     def text(self, sql: str) -> str: ...
     def ago(self, ms: str) -> str: ...
     def age_ms(self, moment: str) -> str: ...
@@ -39,9 +39,9 @@ class Statements:
         #: What follows BEGIN, so that COMMIT is flushed; and BEGIN_LIGHT, so that it need not be.
         self.durable = d.durable
         self.light = d.light
-        #: Whether a statement may wait for a lock for as long as it likes; `locked_for` then says how long.
+        #: Whether a statement may wait for a lock for as long as it likes; `limit_lock_waits` then says how long.
         self.waits_in_statements = d.waits_in_statements
-        self.locked_for = d.locked_for
+        self.limit_lock_waits = d.limit_lock_waits
         self._build_claims(d)
         self._build_ends(d)
         self._build_queries(d)
