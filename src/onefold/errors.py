@@ -226,7 +226,7 @@ class Overloaded(CallerError):
 
 
 class TooManyRequests(CallerError):
-    """There is too much to do, and the application says that its caller is the cause."""
+    """The principal has used up its quota: of requests in flight, or of those recorded in an hour."""
 
     status = 429
     slug = "too-many-requests"
