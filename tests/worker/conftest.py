@@ -15,5 +15,5 @@ __all__ = ["backend", "inbox_database", "inbox_dsn", "on_postgres"]
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay polls after a minute, and a consumer never: what waits has to be woken."""
     monkeypatch.setattr(relay_loop, "POLL_S_MIN", 60.0)
-    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_HEARD_S"):
+    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_NOTIFIED_S"):
         monkeypatch.setattr(local, name, 100_000.0)

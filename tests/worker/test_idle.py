@@ -48,7 +48,7 @@ async def test_idle_workers_of_an_engine_make_three_statements_a_second_where_th
     await once.migrate()
     await once.close()
     if not hears:
-        monkeypatch.setattr(notify_listener, "_TELL", "SELECT $1::text, $2::text")
+        monkeypatch.setattr(notify_listener, "_NOTIFY", "SELECT $1::text, $2::text")
     wires: list[Wire] = []
     async with AsyncExitStack() as stack:
         for name, plain in (("async engine over asyncpg", "ssl"), ("engine over psycopg", "sslmode")):

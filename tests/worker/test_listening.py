@@ -156,7 +156,7 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
     face: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its relay has been told by a signal: woken twice, it would look in vain while the consumer is at work."""
-    judge, news = notify_listener._NotifyListener._take, News()
+    judge, news = notify_listener._NotifyListener._dispatch, News()
     judged: list[str] = []
     heard: list[int] = []
 
@@ -164,7 +164,7 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
         judge(listener, *senders)
         judged.extend(told for told in senders if told != listener._probe)
 
-    monkeypatch.setattr(notify_listener._NotifyListener, "_take", note)
+    monkeypatch.setattr(notify_listener._NotifyListener, "_dispatch", note)
     sender = face._notifier.sender
     async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, news=news):
         await until(lambda: bool(news.heard))
@@ -404,7 +404,7 @@ async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_i
 async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As through a pooler that shares sessions between clients: LISTEN is taken, and what is told goes elsewhere."""
     heard, news = asyncio.Event(), News()
-    monkeypatch.setattr(notify_listener, "_TELL", "SELECT $1::text, $2::text")
+    monkeypatch.setattr(notify_listener, "_NOTIFY", "SELECT $1::text, $2::text")
     async with made(FACES["asyncpg"], postgres_dsn) as once, listening(once._for_workers(), heard.set, news=news):
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
         heard.clear()

@@ -154,7 +154,7 @@ async def test_a_broker_that_does_not_answer_is_told_once_and_by_health(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lease is renewed beside the wait, which looks healthy for as long as a broker may take."""
-    monkeypatch.setattr(broker_watch, "STILL_S", 0.3)
+    monkeypatch.setattr(broker_watch, "STALLED_S", 0.3)
     answering = asyncio.Event()
 
     async def wait() -> None:

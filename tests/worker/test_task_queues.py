@@ -277,7 +277,7 @@ def test_a_handler_without_a_transaction_or_of_the_wrong_colour_is_refused(
 def test_the_decorator_of_the_queue_is_given_and_not_written_above(once: Onefold, module: Any, place: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         module.handled_once(once, "desk")
-    assert f"in the place of @{place}: @handled_once(once, 'fulfilment', {place})" in str(caught.value)
+    assert f"and this replaces @{place}: @handled_once(once, 'fulfilment', {place})" in str(caught.value)
 
 
 def test_a_task_that_is_called_directly_needs_a_transaction_of_its_own(once: Onefold) -> None:

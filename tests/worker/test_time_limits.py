@@ -401,7 +401,7 @@ async def test_with_as_many_threads_left_behind_as_may_be_a_consumer_stands_stil
             broker.put(message("m1"))
             await until(lambda: bool(broker.out))
             assert len(consumers.alive()) == 3
-            assert "stands still: 2 of its handlers" in caplog.text
+            assert "handles nothing: 2 of its handlers" in caplog.text
             assert seen(backend, Handled) == 0
             stage.leave.set()
             await until(lambda: broker.idle)

@@ -1,1 +1,1 @@
-"""Loops: what runs beside requests, and how it is woken, supervised and stopped."""
+"""Worker loops beside requests: relay and consumers, their wake-ups, supervision and shutdown."""

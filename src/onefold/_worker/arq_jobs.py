@@ -6,8 +6,8 @@
     class WorkerSettings:
         functions = [func(ship, max_tries=15)]
 
-arq takes a job off its queue after the job has run, and also when it fails, for good, unless it raises `Retry`. So that
-is what a failure becomes here.
+arq takes a job off its queue after the job has run, and also when it fails, for good, unless it raises `Retry`. So a
+failure is raised as that here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.task_queues import SupportsHandling, in_transaction, wrap_as
 
 #: Marks the ctx of a job whose id has been used. arq makes a new one each time it runs a job.
-_TAKEN = "onefold_taken"
+_USED = "onefold_taken"
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -53,9 +53,9 @@ def handled_once(
 
     def identify(arguments: Sequence[Any], named: dict[str, Any]) -> str | None:
         ctx = arguments[0] if arguments else {}
-        if "job_id" not in ctx or _TAKEN in ctx:  # a second call in a job would be taken for a repetition of the first
+        if "job_id" not in ctx or _USED in ctx:  # a second call in one job would pass for a repetition
             return None
-        ctx[_TAKEN] = True
+        ctx[_USED] = True
         return f"{ctx['job_id']} {ctx['enqueue_time'].isoformat()}" if id_of is None else id_of(ctx)
 
     def mark(handler: Callable[..., Awaitable[Any]]) -> Any:
@@ -65,7 +65,7 @@ def handled_once(
             if "tx" in named:
                 return await run(ctx, *arguments, **named)
             try:
-                # arq drops a job that runs into its own time limit; what runs into this one is tried again.
+                # arq drops a job that exceeds arq's time limit; one that exceeds this limit is retried.
                 async with asyncio.timeout(lease_s):
                     return await run(ctx, *arguments, **named)
             except Retry:
@@ -73,7 +73,7 @@ def handled_once(
             except Exception as error:
                 wait_s = backoff.ceiling_s(ctx.get("job_try", 1), throttled=False)
                 _log.exception(
-                    "consumer %r: job %s failed; arq is asked to run it again in %.1f s",
+                    "consumer %r: job %s failed; arq runs it again in %.1f s",
                     consumer, ctx.get("job_id"), wait_s,
                 )  # fmt: skip
                 raise Retry(defer=wait_s) from error

@@ -1,8 +1,7 @@
-"""What waits, told to listeners now and then: numbers that no event moves, read from the database.
+"""Measures backlogs at intervals for the listener: numbers that no single event changes, read from the database.
 
-A look is a few bounded reads, which cost the same however much waits. It does not depend on the broker: a backlog is
-what one wants to see when that is away. While the database is away the last numbers stay, and the worker says that it
-pauses.
+A measurement is a few bounded reads, which cost the same for any backlog. It does not depend on the broker: the backlog
+matters most while that is away. While the database is away the last numbers stay, and the worker logs that it pauses.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ _log = logging.getLogger("onefold.worker")
 
 
 async def measure_outbox(dialect: str) -> OutboxMeasured:
-    """What is in the outbox."""
-    found = await report(dialect, count_max=COUNT_MAX, stopped_max=STOPPED_MAX)
+    """The backlog of the outbox: waiting, delayed, retried and dead events, and its relays."""
+    status = await report(dialect, count_max=COUNT_MAX, stopped_max=STOPPED_MAX)
     dead = await list_stopped(dialect, Chosen(dead=True), limit=STOPPED_MAX)
     pending: dict[str, int] = {}
-    for each in found.pending:
+    for each in status.pending:
         name = each.destination or each.topic
         pending[name] = pending.get(name, 0) + each.waiting
     return OutboxMeasured(
         pending=pending,
-        oldest_s=max(0.0, found.oldest_s or 0.0),
-        delayed=found.delayed,
-        retrying=sum(stopped.next_try_s is not None for stopped in found.stopped),
+        oldest_s=max(0.0, status.oldest_s or 0.0),
+        delayed=status.delayed,
+        retrying=sum(stopped.next_try_s is not None for stopped in status.stopped),
         dead=len(dead),
-        relays=sum(relay.lease_left_s > 0 for relay in found.relays),
+        relays=sum(relay.lease_left_s > 0 for relay in status.relays),
     )
 
 
@@ -61,14 +60,14 @@ async def measure_consumer(consumer: str, dialect: str) -> FailedMessagesMeasure
 async def measuring(
     database: AsyncDatabase[Any],
     listener: Listener | None,
-    *looks: Callable[[str], Flow[Event]],
+    *measurements: Callable[[str], Flow[Event]],
     every_s: float | None = None,
 ) -> AsyncIterator[None]:
-    """Look, and tell, for as long as the block lasts, every EVERY_S by default; not where nothing listens."""
+    """Measure and emit until the block ends, every EVERY_S by default; without a listener, nothing is measured."""
     if listener is None:
         yield
         return
-    task = asyncio.create_task(_measure(database, listener, looks, EVERY_S if every_s is None else every_s))
+    task = asyncio.create_task(_measure(database, listener, measurements, EVERY_S if every_s is None else every_s))
     try:
         yield
     finally:
@@ -77,10 +76,13 @@ async def measuring(
 
 
 async def _measure(
-    database: AsyncDatabase[Any], listener: Listener, looks: tuple[Callable[[str], Flow[Event]], ...], every_s: float
+    database: AsyncDatabase[Any],
+    listener: Listener,
+    measurements: tuple[Callable[[str], Flow[Event]], ...],
+    every_s: float,
 ) -> None:
     while True:
-        for look in looks:
+        for look in measurements:
             try:
                 emit(listener, await resist(run_async(look(database.dialect), TaskExecutor(database))))
             except StoreError:

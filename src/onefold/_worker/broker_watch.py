@@ -1,4 +1,4 @@
-"""A relay's broker, watched: since when it has not answered, and a client of it that was cancelled elsewhere."""
+"""Watches a relay's broker: how long a call is unanswered, and cancellations that come out of its client."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 
-#: How long a broker may leave a call unanswered before the relay counts as standing still: webhooks take their time.
-STILL_S: Final = 300.0
+#: How long a broker may leave a call unanswered before the relay counts as stalled: webhooks take their time.
+STALLED_S: Final = 300.0
 
 _log = logging.getLogger("onefold.relay")
 
 
 class BrokerWatch:
-    """Since when the broker has not answered, while it is asked for something."""
+    """Measures how long the broker has not answered the current call."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._told = False
+        self._is_logged = False
 
     @property
     def waited_s(self) -> float:
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
-    def stands_still_s(self) -> float | None:
-        """For how long it has not answered, where that is too long."""
-        return self.waited_s if self.waited_s > STILL_S else None
+    def stalled_s(self) -> float | None:
+        """For how long it has not answered, if that is longer than STALLED_S; else None."""
+        return self.waited_s if self.waited_s > STALLED_S else None
 
     def note(self) -> None:
-        """Log, once for each wait, that it takes too long."""
-        if self.waited_s > STILL_S and not self._told:
-            self._told = True
+        """Log a call that takes too long, once."""
+        if self.waited_s > STALLED_S and not self._is_logged:
+            self._is_logged = True
             _log.error(
-                "the broker has not answered for %.0f s: what was sent to it waits, and the relay stands still until "
-                "it answers. Restart the process, and give the broker's client a time-out",
+                "the broker has not answered for %.0f s: its events wait, and the relay publishes nothing until it "
+                "answers. Restart the process, and give the broker's client a time-out",
                 self.waited_s,
             )
 
@@ -48,13 +48,13 @@ class BrokerWatch:
         self._since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        if self._told:
+        if self._is_logged:
             _log.warning("the broker has answered after %.0f s", self.waited_s)
-        self._since, self._told = None, False
+        self._since, self._is_logged = None, False
 
 
 class RelayExecutor(BrokerExecutor[Any]):
-    """A broker's client that is cancelled elsewhere has failed. Taken for a stop, that would end the relay."""
+    """Turns a CancelledError out of the broker's client into a failure. Taken for a stop, it would end the relay."""
 
     __slots__ = ("_broker_watch",)
 

@@ -1,4 +1,4 @@
-"""Cancelling tasks and waiting for them, and knowing our own cancellation from another."""
+"""Cancels tasks and waits for them, and distinguishes our own cancellation from any other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def either(*events: asyncio.Event) -> None:
 
 
 def cancel_task(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, so that it knows the cancellation from one of its own making."""
+    """Cancel a task, so that `may_go_on` distinguishes it from a cancellation inside the task."""
     _ending.add(task)
     task.cancel()
 

@@ -3,7 +3,7 @@
     @handled_once(once, "fulfilment", app.task, max_retries=20)
     def ship(order: str, tx: Transaction) -> None: ...
 
-It stands in the place of `@app.task` (or `@shared_task`), whose options it takes. Celery by itself acknowledges a
+It replaces `@app.task` (or `@shared_task`), whose options it takes. Celery by itself acknowledges a
 message before its task runs, and drops one that fails: such a task is acknowledged after COMMIT, put back when its
 process dies, and retried when it fails.
 """
@@ -47,24 +47,24 @@ def handled_once(
         {"acks_late": (False, None), "reject_on_worker_lost": (False, None)},
         "Celery would acknowledge a message before it is handled, and lose it when its process dies",
     )
-    given = {"autoretry_for": (Exception,), "retry_backoff": True, "max_retries": TRIES}
+    defaults = {"autoretry_for": (Exception,), "retry_backoff": True, "max_retries": TRIES}
     # A task that is out of retries is rejected, not acknowledged: a dead letter exchange gets it, where there is one.
     late = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_failure_or_timeout": False}
 
-    made: Any = None
+    celery_task: Any = None
 
     def identify(arguments: Sequence[Any], named: dict[str, Any]) -> str | None:
         request = getattr(current_task, "request", None)  # outside of a task it stands for None
         if request is None or request.id is None:
             return None
-        if getattr(request, "task", None) not in (None, made.name):  # called by another task, as a function
+        if getattr(request, "task", None) not in (None, celery_task.name):  # called by another task, as a function
             return None
         return str(request.id) if id_of is None else id_of(request)
 
     def mark(handler: Callable[..., Any]) -> Any:
-        nonlocal made
+        nonlocal celery_task
         run = in_transaction(once, consumer, handler, identify, lease_s=lease_s, retention_s=retention_s)
-        made = task(**{**given, **late, **options})(run)
-        return made
+        celery_task = task(**{**defaults, **late, **options})(run)
+        return celery_task
 
     return mark

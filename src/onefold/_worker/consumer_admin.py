@@ -1,4 +1,4 @@
-"""Consumers as operators see them: those that a database and its broker know of, and the end of one."""
+"""Lists the consumers of a database and its broker for operators, and removes one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ConsumerSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What went with a consumer."""
+    """What was deleted with a consumer."""
 
     waiting: int | None
     """Messages that waited at the broker. None: it kept nothing for it, or cannot say."""
@@ -44,32 +44,32 @@ class Removed:
 
 
 async def survey(database: AsyncDatabase[Any], broker: Broker, also: Sequence[str] = ()) -> list[ConsumerSeen]:
-    """All consumers that are known, by name; `also` are names to ask a broker for that cannot list its own."""
-    known = await _flow(database, list_processes(database.dialect))
+    """All known consumers, by name; `also` are names to look up at a broker that cannot list its subscriptions."""
+    processes = await _flow(database, list_processes(database.dialect))
     paused_by = {each.consumer: each.actor for each in await _flow(database, pauses(database.dialect))}
-    kept = {*await _flow(database, list_consumers(database.dialect)), *paused_by}
+    stored = {*await _flow(database, list_consumers(database.dialect)), *paused_by}
     at_broker = {}
     if isinstance(broker, ManagesSubscriptions):
-        at_broker = {seen.consumer: seen for seen in await broker.subscriptions(sorted(kept.union(also)))}
-    there = kept | at_broker.keys()
+        at_broker = {seen.consumer: seen for seen in await broker.subscriptions(sorted(stored.union(also)))}
+    names = stored | at_broker.keys()
     return [
         replace(
-            describe(name, [member for member in known if member.consumer == name], at_broker.get(name)),
+            describe(name, [member for member in processes if member.consumer == name], at_broker.get(name)),
             paused_by=paused_by.get(name),
         )
-        for name in sorted(there)
+        for name in sorted(names)
     ]
 
 
 async def remove(database: AsyncDatabase[Any], broker: Broker, name: str, actor: str) -> Removed:
     """End a consumer for good: what waits for it, its ledger, its failed messages. Raises ConsumerActive while one of
     its processes runs, ConfigurationError where there is none of that name."""
-    found = [seen for seen in await survey(database, broker, [name]) if seen.name == name]
-    if not found:
+    matches = [seen for seen in await survey(database, broker, [name]) if seen.name == name]
+    if not matches:
         raise ConfigurationError(f"there is no consumer {name!r}; see `onefold consumers list`")
-    if found[0].running:
+    if matches[0].running:
         raise ConsumerActive(
-            f"consumer {name!r} cannot be removed while {found[0].running} process(es) of it are running: stop them "
+            f"consumer {name!r} cannot be removed while {matches[0].running} process(es) of it are running: stop them "
             f"first; one that was killed counts as running for {ALIVE_S:.0f} s"
         )
     waiting = await broker.remove(name) if isinstance(broker, ManagesSubscriptions) else None

@@ -1,4 +1,4 @@
-"""Running consumers over one broker and one database, until they are told to stop."""
+"""Runs consumers over one broker and one database, until they are stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("onefold.consumer")
 
 
 class ConsumerRunner:
-    """Consumers of one broker over one database, until they are told to stop. They open the broker, and close it."""
+    """Runs the consumers of one broker over one database until they are stopped. Opens the broker, and closes it."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ConsumerRunner:
         grace_s: float = 30.0,
         news: News | None = None,
     ) -> None:
-        """`steps` is for handlers that work in recorded steps. `news` are told while this runs."""
+        """`steps` is for handlers that work in recorded steps. `news` signals wake-ups while this runs."""
         for consumer in consumers:
             consumer.check_redelivery(broker.redelivery_s)
             if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
@@ -50,7 +50,7 @@ class ConsumerRunner:
         self._broker = broker
         self._database = database
         self._listener = listener
-        self._looks = [partial(measure_consumer, each.name) for each in consumers]
+        self._measurements = [partial(measure_consumer, each.name) for each in consumers]
         self._grace_s = grace_s
         self._gates = [
             PauseGate(
@@ -69,24 +69,23 @@ class ConsumerRunner:
         called once each consumer has its subscription, or has met what keeps it from having one: it goes on trying."""
         opened = asyncio.Event()
         try:
-            async with measuring(self._database, self._listener, *self._looks), asyncio.TaskGroup() as group:
+            async with measuring(self._database, self._listener, *self._measurements), asyncio.TaskGroup() as group:
                 group.create_task(self._open(stop, opened))
                 for gate in self._gates:
                     group.create_task(gate.run(stop, self._grace_s, opened))
                 if subscribed is not None:
-                    group.create_task(self._tell_subscribed(stop, subscribed))
+                    group.create_task(self._report_subscribed(stop, subscribed))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         finally:
             await self._broker.close()
 
     def alive(self) -> dict[str, float]:
-        """For each consumer, how many seconds ago it last got round, at the broker and at its failed messages; and what
-        stands still: handlers that should have ended by now, and for how many seconds they have been running. One that
-        is paused says so."""
-        return {what: seconds for gate in self._gates for what, seconds in gate.alive().items()}
+        """For each consumer, seconds since its loops last made a turn, at the broker and at its failed messages; for
+        each handler past its time limit, seconds since it began. The name of a paused consumer says so."""
+        return {name: seconds for gate in self._gates for name, seconds in gate.alive().items()}
 
-    async def _tell_subscribed(self, stop: asyncio.Event, subscribed: Callable[[], None]) -> None:
+    async def _report_subscribed(self, stop: asyncio.Event, subscribed: Callable[[], None]) -> None:
         for gate in self._gates:
             await either(stop, gate.tried)
         subscribed()
@@ -101,7 +100,7 @@ class ConsumerRunner:
                 opened.set()
             except (BrokerUnavailable, Interrupted) as error:
                 if backoff.failures == 0:
-                    _log.warning("consumers wait for their broker, connecting is tried again: %s", error)
+                    _log.warning("consumers wait for their broker, and connect again: %s", error)
                     for gate in self._gates:
                         gate.tried.set()
                 await pause(stop, backoff.next_s())

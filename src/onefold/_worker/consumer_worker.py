@@ -1,9 +1,9 @@
 """One consumer at work: receive, handle, acknowledge; and run the failed messages that are due.
 
 Messages of one stream are never handled at the same time in one process: each stream belongs to one of a consumer's
-partitions, and a partition handles one thing at a time, be it a delivery or a failed message. A delivery is
-acknowledged when what became of it is committed, and given back when the database cannot say. An outage of broker or
-database pauses a consumer and counts as no failure of a message.
+partitions, and a partition handles one delivery or failed message at a time. A delivery is acknowledged when its
+outcome is committed, and given back when the outcome is unknown. An outage of broker or database pauses a consumer and
+counts as no failure of a message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from onefold.errors import BrokerUnavailable, StoreError
 
 T = TypeVar("T")
 
-#: How many deliveries are at hand for each partition, or transactions' worth of them where they are handled in batches.
+#: How many deliveries are prefetched for each partition, or how many batches where they are handled in batches.
 PREFETCH: Final = 8
 RECEIVE_WAIT_S: Final = 0.5
 #: How long a subscription that ends may take for its last acknowledgements.
@@ -81,7 +81,7 @@ class ConsumerWorker:
             database.dialect,
             draw=random.random,
             perform=self._calls,
-            listener=self._hear,
+            listener=self._forward,
             steps=steps,
             tracer=tracer_of(listener),
         )
@@ -89,8 +89,8 @@ class ConsumerWorker:
         self._listener = listener
         self._partitions = Partitions(consumer.concurrency)
         #: Everything received and not yet settled, by identity: deliveries are not hashable.
-        self._at_hand: dict[int, Delivery] = {}
-        self._done: list[Delivery] = []
+        self._unsettled: dict[int, Delivery] = {}
+        self._to_ack: list[Delivery] = []
         self._acks = asyncio.Event()
         self._room = asyncio.Event()
         self._health = ConsumerHealth(consumer.name, listener)
@@ -101,10 +101,10 @@ class ConsumerWorker:
     # --- run ---------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
-        """Consume until told to stop, from when the broker is opened; failed messages need no broker."""
+        """Consume until `stop` is set, as soon as the broker is open; failed messages need no broker."""
         name = self.consumer.name
         failed_messages = asyncio.create_task(repeat(name, "running failed messages", stop, self._failed_messages.run))
-        # Beyond the stop: what is being handled may take as long as the grace.
+        # Also after `stop`: handlers that still run may take as long as the grace.
         renew = repeat(name, "renewing the leases of failed messages", asyncio.Event(), self._failed_messages.renew)
         renewing = asyncio.create_task(renew)
         chores = [asyncio.create_task(repeat(name, "deleting old ledger rows", stop, self._reap))]
@@ -133,16 +133,16 @@ class ConsumerWorker:
                     await join_tasks([renewing], 0.0)
 
     def turn(self) -> None:
-        """It gets round, though perhaps without success: a broker that is absent is no reason to restart it."""
+        """Note that the loop turns, with or without success: an absent broker is no reason to restart the process."""
         self._turned_at = time.monotonic()
 
     @property
     def turned_at(self) -> float:
-        """When it last got round, at the broker and at its failed messages."""
+        """When its loops last turned, at the broker and at its failed messages; the older of both."""
         return min(self._turned_at, self._failed_messages.polled_at)
 
     async def _consume(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> None:
-        """One subscription, until the end, or until something unforeseen; then it is made anew."""
+        """Consume from one subscription, until `stop` or an unexpected error; then `run` subscribes anew."""
         leaving, over = asyncio.Event(), asyncio.Event()
         workers = [
             supervise(self.consumer.name, stop, functools.partial(self._work, partition, subscription, stop, leaving))
@@ -158,7 +158,7 @@ class ConsumerWorker:
         finally:
             leaving.set()
             for partition in self._partitions:
-                partition.came.set()
+                partition.arrived.set()
             await join_tasks(workers, grace_s)
             over.set()
             self._acks.set()
@@ -166,8 +166,8 @@ class ConsumerWorker:
             cancel_task(keeper)
             await join_tasks([keeper], 0.0)
             await self._return(subscription)
-            self._done.clear()
-            self._at_hand.clear()
+            self._to_ack.clear()
+            self._unsettled.clear()
             with suppress(BrokerUnavailable):
                 await subscription.close()
 
@@ -181,28 +181,28 @@ class ConsumerWorker:
                 await self._return(subscription)
                 await either(stop, self._health.healthy)
                 continue
-            if len(self._at_hand) >= room:
+            if len(self._unsettled) >= room:
                 self._room.clear()
                 await either(stop, self._room)
                 continue
             try:
-                deliveries = await subscription.receive(room - len(self._at_hand), RECEIVE_WAIT_S)
+                deliveries = await subscription.receive(room - len(self._unsettled), RECEIVE_WAIT_S)
             except BrokerUnavailable as error:
                 await self._health.pause(stop, "broker", error)
                 continue
             self._health.note_success("broker")
             deliveries, dropped = await self._membership.sift(deliveries)
             for delivery in (*map(self._inbox.read, deliveries), *map(self._as_dead_letter, dropped)):
-                self._at_hand[id(delivery)] = delivery
+                self._unsettled[id(delivery)] = delivery
                 partition = self._partitions.of(delivery)
                 partition.queue.append(delivery)
-                partition.came.set()
+                partition.arrived.set()
 
     def _as_dead_letter(self, delivery: Delivery) -> Delivery:
-        """What the consumer has not asked for is kept as a dead letter: it may have been, by the release before."""
+        """Keep a delivery of an unknown topic as a dead letter: the previous release may have subscribed to it."""
         problem = f"consumer {self.consumer.name!r} no longer has the topic that this was sent to"
         read = self._inbox.read(delivery)
-        topic = read.origin.topic or (read.message.topic if read.message is not None else "")  # `local` has one place
+        topic = read.origin.topic or (read.message.topic if read.message is not None else "")  # `local` has one origin
         return replace(read, message=None, problem=problem, origin=replace(read.origin, topic=topic))
 
     async def _work(
@@ -210,8 +210,8 @@ class ConsumerWorker:
     ) -> None:
         while not (stop.is_set() or leaving.is_set()):
             if not partition.queue:
-                partition.came.clear()
-                await partition.came.wait()
+                partition.arrived.clear()
+                await partition.arrived.wait()
                 continue
             async with partition.turn:
                 if not self._health.healthy.is_set():
@@ -230,25 +230,25 @@ class ConsumerWorker:
         return partition.take_batch(self.consumer.batch)
 
     async def _handle(self, deliveries: list[Delivery], subscription: Subscription) -> None:
-        left = deliveries
+        remaining = deliveries
         try:
             if len(deliveries) > 1:
                 events = await self._runner.insist(functools.partial(self._inbox.handle_batch, deliveries))
                 if events is not None:
                     self._finish(deliveries)
-                    left = []
-            while left:
-                await self._runner.insist(functools.partial(self._inbox.handle, left[0]))
-                self._finish(left[:1])
-                left = left[1:]
+                    remaining = []
+            while remaining:
+                await self._runner.insist(functools.partial(self._inbox.handle, remaining[0]))
+                self._finish(remaining[:1])
+                remaining = remaining[1:]
         except Exception as error:
             self._health.note_failure("handling", error)
-            await self._give_back(left, subscription)
+            await self._give_back(remaining, subscription)
 
     def _finish(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self._at_hand.pop(id(delivery), None)
-        self._done += deliveries
+            self._unsettled.pop(id(delivery), None)
+        self._to_ack += deliveries
         self._acks.set()
         self._room.set()
         self._health.note_success("handling")
@@ -263,46 +263,46 @@ class ConsumerWorker:
 
     async def _give_back(self, deliveries: Sequence[Delivery], subscription: Subscription) -> None:
         for delivery in deliveries:
-            self._at_hand.pop(id(delivery), None)
+            self._unsettled.pop(id(delivery), None)
         self._room.set()
         if deliveries:
             with suppress(BrokerUnavailable):
                 await subscription.give_back(deliveries)
 
     async def _ack(self, subscription: Subscription, over: asyncio.Event) -> None:
-        """Acknowledge what is done, until it is over and nothing is left. Cancelled in between, it would lose some."""
-        while self._done or not over.is_set():
+        """Acknowledge settled deliveries, until `over` is set and none is left. A cancellation would lose some."""
+        while self._to_ack or not over.is_set():
             await self._acks.wait()
             self._acks.clear()
-            done, self._done = self._done, []
-            if done:
+            batch, self._to_ack = self._to_ack, []
+            if batch:
                 try:
-                    await subscription.ack(done)
+                    await subscription.ack(batch)
                 except BrokerUnavailable:
                     pass  # they come again, and the ledger knows them
                 except Exception:
                     _log.exception(
                         "consumer %r: acknowledging %d messages failed; they come again, and the ledger knows them",
-                        self.consumer.name, len(done),
+                        self.consumer.name, len(batch),
                     )  # fmt: skip
 
     async def _keep(self, subscription: Subscription) -> None:
         while True:
             await asyncio.sleep(self._broker.keep_every_s)
-            if self._at_hand:
+            if self._unsettled:
                 try:
-                    await subscription.keep(list(self._at_hand.values()))
+                    await subscription.keep(list(self._unsettled.values()))
                 except BrokerUnavailable:
                     pass
                 except Exception:
                     _log.exception(
-                        "consumer %r: the broker was not told that deliveries are still in hand; it is tried again",
+                        "consumer %r: extending the broker's time-out of its deliveries failed; it is tried again",
                         self.consumer.name,
                     )
 
     # --- the rest ----------------------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _forward(self, event: Event) -> None:
         if isinstance(event, Failed):
             self._failed_messages.due_signal.set()
         emit(self._listener, event)

@@ -1,9 +1,8 @@
 """When a recurring event is due: cron expressions in a time zone.
 
 The expressions are those of Debian's cron, with seconds as a sixth field in front for those who need them. When clocks
-go forward, what would be due in the hour that is missing is due at its end; when they go back, a time that is there
-twice is due the first time. Expressions with `*` as minute or hour go by elapsed time instead: `0 * * * *` is due every
-hour, through both.
+go forward, times in the missing hour are due at its end; when they go back, a time that occurs twice is due the first
+time. Expressions with `*` as minute or hour go by elapsed time instead: `0 * * * *` is due every hour, through both.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from onefold.errors import ConfigurationError
 
 
 def recurring(name: str, cron: str, zone: str, make_event: Callable[..., Message]) -> Recurring:
-    """An event that is due by a cron expression. What can never be published is refused now."""
+    """An event that is due by a cron expression. An event that can never be published is refused now."""
     make_event(event_id="", time_ms=0)
     return Recurring(
         name=name,
@@ -40,9 +39,9 @@ def due_after(name: str, cron: str, zone: str) -> Callable[[int], int | None]:
     clock = _clock(name, zone)
 
     def after(ms: int) -> int | None:
-        # What the library finds before that is the first pass of an hour that is there twice: it is over.
-        found = (int(moment.timestamp() * 1000) for moment in CronSim(cron, datetime.fromtimestamp(ms / 1000, clock)))
-        return next((due_ms for due_ms in found if due_ms > ms), None)
+        # Times before `ms` are of the first pass of an hour that occurs twice: it is over.
+        times = (int(moment.timestamp() * 1000) for moment in CronSim(cron, datetime.fromtimestamp(ms / 1000, clock)))
+        return next((due_ms for due_ms in times if due_ms > ms), None)
 
     try:
         first = after(0)

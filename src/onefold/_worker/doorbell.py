@@ -1,8 +1,8 @@
-"""Waking relays and consumers of other processes on SQLite, which has no NOTIFY: a datagram to each of them.
+"""Wakes relays and consumers of other processes on SQLite, which has no NOTIFY: a datagram to each of them.
 
 Their sockets have names in Linux's abstract namespace, made of the file's device and inode. So nothing is written to a
-disk, a process that is killed leaves nothing behind, and one that waits costs nothing. It is a hint and nothing is
-concluded from it: between containers, on other systems, and beyond so many who listen, none comes, and they poll.
+disk, a process that is killed leaves nothing behind, and one that waits costs nothing. It is a hint only: between
+containers, on other systems, and with more than PLACES listeners, none arrives, and they poll.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-#: How many can listen on one channel of a file. Each costs those who ring a microsecond.
+#: How many processes can listen on one channel of a file. Each costs a sender a microsecond.
 PLACES: Final = 8
 
-#: What is sent is a name: more is not read.
+#: A datagram contains the sender's name: longer ones are cut.
 _BYTES_MAX: Final = 200
 
 #: Rings that are read at once; what is left is read in the loop's next turn. Any process of the machine may send some.
@@ -33,17 +33,17 @@ class Doorbell:
         self._channel = channel
 
     def ring(self, sender: str) -> None:
-        """Have those who listen look, but for `sender`. From any thread; without a wait, and without an error."""
+        """Wake all listeners but `sender`. From any thread; neither waits nor raises."""
         if sys.platform != "linux":
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sending:
             for address in self._addresses():
-                with suppress(OSError):  # no process is there, or it has rings enough to hear
+                with suppress(OSError):  # no process listens there, or its buffer is full
                     sending.sendto(sender.encode(), address)
 
     @contextmanager
-    def listening(self, hear: Callable[[], None], sender: str) -> Iterator[None]:
-        """Call `hear`, on the running loop, for each ring but those of `sender`, while the block lasts."""
+    def listening(self, on_ring: Callable[[], None], sender: str) -> Iterator[None]:
+        """Call `on_ring`, on the running loop, for each ring but those of `sender`, while the block lasts."""
         listener = self._take_place() if sys.platform == "linux" else None
         if listener is None:
             yield
@@ -51,12 +51,12 @@ class Doorbell:
         loop = asyncio.get_running_loop()
 
         def read() -> None:
-            heard: set[bytes] = set()
+            senders: set[bytes] = set()
             with suppress(OSError):  # until there is none left
                 for _ in range(_RINGS_MAX):
-                    heard.add(listener.recv(_BYTES_MAX))
-            if heard - {sender.encode()}:
-                hear()
+                    senders.add(listener.recv(_BYTES_MAX))
+            if senders - {sender.encode()}:
+                on_ring()
 
         with listener:
             loop.add_reader(listener, read)
@@ -76,14 +76,14 @@ class Doorbell:
         return None
 
     def _addresses(self) -> Iterator[str]:
-        """A file that was replaced is another file."""
-        found = os.stat(self._file)
+        """The addresses by device and inode: a file that was replaced has others."""
+        status = os.stat(self._file)
         for place in range(PLACES):
-            yield f"\0{self._channel} {found.st_dev} {found.st_ino} {place}"
+            yield f"\0{self._channel} {status.st_dev} {status.st_ino} {place}"
 
 
 def doorbell_of(database: Any, channel: str) -> Doorbell | None:
-    """Of a database that is a SQLite file; None: it is another one."""
+    """The doorbell of a SQLite file; None for any other database."""
     if database.dialect != "sqlite":
         return None
     synchronous = getattr(database, "database", database)  # of a ThreadedDatabase

@@ -3,7 +3,7 @@
     @handled_once(once, "fulfilment", dramatiq.actor, max_retries=20)
     def ship(order: str, tx: Transaction) -> None: ...
 
-It stands in the place of `@dramatiq.actor`, whose options it takes. Dramatiq acknowledges after the actor; one that
+It replaces `@dramatiq.actor`, whose options it takes. Dramatiq acknowledges after the actor; one that
 failed it sends again, under the same id, if its broker has the middleware Retries.
 """
 
@@ -42,26 +42,26 @@ def handled_once(
     says) and remembers for `retention_s`. What fails is retried as Dramatiq does: 20 times, unless the options say
     otherwise."""
 
-    made: Any = None
+    declared: Any = None
 
     def identify(arguments: Sequence[Any], named: dict[str, Any]) -> str | None:
         message = CurrentMessage.get_current_message()
-        if message is None or message.actor_name != made.actor_name:  # called by another actor, as a function
+        if message is None or message.actor_name != declared.actor_name:  # called by another actor, as a function
             return None
         return message.message_id if id_of is None else id_of(message)
 
     def mark(handler: Callable[..., Any]) -> Any:
-        nonlocal made
+        nonlocal declared
         run = in_transaction(once, consumer, handler, identify, lease_s=lease_s, retention_s=retention_s)
         _prepare(options.get("broker") or get_broker(), consumer)
-        made = actor(**options)(run)
-        return made
+        declared = actor(**options)(run)
+        return declared
 
     return mark
 
 
 def _prepare(broker: Broker, consumer: str) -> None:
-    """Messages that fail must come again, and the one at hand must be known."""
+    """Require Retries, so that failed messages come again, and add CurrentMessage, which has the message's id."""
     if not any(isinstance(middleware, Retries) for middleware in broker.middleware):
         raise ConfigurationError(
             f"the broker of {consumer!r} ({type(broker).__name__}) has no middleware Retries: Dramatiq would "

@@ -1,4 +1,4 @@
-"""Workers beside an application: as a task of its loop, or on a thread with a loop of its own."""
+"""Runs workers beside an application: as a task of its loop, or on a thread with a loop of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Final, TypeAlias
 
 from onefold._kernel.foreign_cancellations import resist
 
-#: Works until it is told to stop, and calls the second argument when it is under way.
+#: Works until its event is set, and calls the second argument when it has begun.
 Work: TypeAlias = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
 
-#: A block waits no longer than this for its work to be under way: a broker that does not answer stops no application.
+#: A block waits no longer than this for its work to begin: a broker that does not answer stops no application.
 START_S_MAX: Final = 10.0
 
 _log = logging.getLogger("onefold.worker")
@@ -22,9 +22,8 @@ _log = logging.getLogger("onefold.worker")
 
 @asynccontextmanager
 async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterator[None]:
-    """Work while the block lasts; with `waits`, the block begins when the work is under way, and does not where it has
-    failed by then. What ends it later is logged when it happens, and raised when the block ends, unless the block
-    itself raises."""
+    """Work while the block lasts; with `waits`, the block begins when the work has begun, and raises if it has failed
+    by then. A later failure is logged at once, and raised when the block ends, unless the block itself raises."""
     stop, begun = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(_log_end(work(stop, begun.set), name), name=name)
     task.add_done_callback(lambda _: begun.set())
@@ -49,12 +48,12 @@ async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterato
 def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]:
     """Work on a thread of its own, for applications without a loop."""
     begun, leaving = threading.Event(), threading.Event()
-    told: list[Callable[[], object]] = []
+    stoppers: list[Callable[[], object]] = []
     failures: list[BaseException] = []
 
     async def main() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        told.append(lambda: loop.call_soon_threadsafe(stop.set))
+        stoppers.append(lambda: loop.call_soon_threadsafe(stop.set))
         if leaving.is_set():
             stop.set()
         await _log_end(work(stop, begun.set), name)
@@ -76,9 +75,9 @@ def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]
         yield
     finally:
         leaving.set()
-        for tell in told:
+        for stop_work in stoppers:
             with suppress(RuntimeError):  # its loop is closed
-                tell()
+                stop_work()
         if thread.ident is not None:
             thread.join()
     _raise_first(failures)

@@ -1,8 +1,8 @@
-"""A consumer's failed messages at work: those that are due are started and run, whether or not the broker is there.
+"""Runs a consumer's failed messages when they are due, whether or not the broker is available.
 
-A failed message is run in the partition of its stream, between deliveries. What a stop cuts off counts as not started:
-it would otherwise look as if its process had died of it. What is in hand for long, in a handler or waiting for the turn
-of its partition, is renewed: another process would take it otherwise.
+A failed message is run in the partition of its stream, between deliveries. An attempt that a stop cuts off counts as
+not started: it would otherwise look as if it had killed its process. The lease of a message that is in hand for long,
+in a handler or waiting for its partition, is renewed: another process would take it otherwise.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from onefold.errors import OnefoldError, StoreError
 
 POLL_S_MIN: Final = 0.05
 POLL_S_MAX: Final = 2.0
-#: Where it is heard of what operators do (NOTIFY): what fails in this process is known here, and what failed in one
-#: that died is found by looking.
-POLL_HEARD_S_MAX: Final = 20.0
+#: The same where operators' actions arrive by NOTIFY: failures in this process are known here, and those of a process
+#: that died are found by polling.
+POLL_NOTIFIED_S_MAX: Final = 20.0
 #: How long a partition catches up before the deliveries that queue there have a turn.
 CATCH_UP_S_MAX: Final = 1.0
 #: Renewals within the time for which `take` keeps others away, which is two leases: all but one may fail.
 RENEWALS: Final = 6
-#: How often it is looked for messages that no other wakes.
+#: How often to look for messages that no other wakes.
 WAKE_STRANDED_EVERY_S: Final = 300.0
-#: How long what was cut off may take to be put back.
+#: Time limit for putting back messages that were cut off.
 GIVE_UP_S_MAX: Final = 10.0
 
 
@@ -65,16 +65,16 @@ class FailedMessageLoop:
         self._health = health
         self._listener = listener
         self._stop = asyncio.Event()
-        #: Those that are being run, or wait for the turn of their partition.
+        #: Messages that are being run, or wait for the turn of their partition.
         self._running: dict[asyncio.Task[None], FailedMessage] = {}
-        #: Set when there may be one that is due sooner than those that were known.
+        #: Set when a message may be due sooner than the next known one.
         self.due_signal = news.actions.listen() if news else Signal()
         self._news = news
         self.polled_at = time.monotonic()
         self._stranded_at = self.polled_at if inbox.consumer.order == "strict" else math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run what is due; when nothing is, look again soon, and then less and less soon."""
+        """Run what is due; when nothing is, poll at growing intervals."""
         self._stop = stop
         wait_s = POLL_S_MIN
         try:
@@ -84,13 +84,13 @@ class FailedMessageLoop:
                 if self._running:
                     await asyncio.wait(self._running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    await pause(stop, POLL_S_MIN)  # what is told all the time is not looked for all the time
+                    await pause(stop, POLL_S_MIN)  # constant signals do not cause constant polling
                     await self._wait(wait_s - POLL_S_MIN)
         except StoreError as error:
             await self._health.pause(stop, "failed messages", error)
 
     async def _wait(self, seconds: float) -> None:
-        """Until something may be due. A loop that waits does not stand still."""
+        """Wait until something may be due. A loop that waits is alive, and says so."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             if await self.due_signal.wait(min(left_s, POLL_S_MAX)):
@@ -98,7 +98,7 @@ class FailedMessageLoop:
             self.polled_at = time.monotonic()
 
     async def renew(self, stop: asyncio.Event) -> None:
-        """Renew what is in hand since the last time."""
+        """Renew the leases of messages that were in hand at the last renewal, too."""
         names = set(self._inbox.in_hand)
         await pause(stop, 2 * self._inbox.consumer.lease_s / RENEWALS)
         names &= self._inbox.in_hand.keys()
@@ -106,7 +106,7 @@ class FailedMessageLoop:
             await self._runner.run(renew_in_hand(self._inbox, names))
 
     async def end(self, grace_s: float) -> None:
-        """Wait for those that are being run, and put back what was cut off. Should that fail, they are suspects."""
+        """Wait for the running ones, and put back those that were cut off. Should that fail, they are suspects."""
         if self._news is not None:
             self._news.actions.leave(self.due_signal)
         started = dict(self._running)
@@ -128,20 +128,19 @@ class FailedMessageLoop:
         if time.monotonic() >= self._stranded_at:
             await self._runner.run(wake_stranded(self._inbox))
             self._stranded_at = time.monotonic() + WAKE_STRANDED_EVERY_S
-        self.due_signal.clear()  # before looking: what comes after this wakes us
+        self.due_signal.clear()  # before the query: a signal after this wakes the loop
         due_in_s = await self._runner.run(next_due(self._inbox))
-        found = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
+        started = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
         self._health.note_success("failed messages")
-        heard = self._news is not None and self._news.heard
-        most_s = min(POLL_HEARD_S_MAX, max(POLL_S_MAX, self._inbox.consumer.lease_s / 2)) if heard else POLL_S_MAX
-        wait_s = POLL_S_MIN if found else min(2 * waited_s, most_s)
+        notified = self._news is not None and self._news.heard
+        most_s = min(POLL_NOTIFIED_S_MAX, max(POLL_S_MAX, self._inbox.consumer.lease_s / 2)) if notified else POLL_S_MAX
+        wait_s = POLL_S_MIN if started else min(2 * waited_s, most_s)
         if due_in_s is not None and due_in_s > 0:
             wait_s = min(wait_s, max(POLL_S_MIN, due_in_s))
         return wait_s
 
     async def _start(self) -> int:
-        """Start as many failed messages as there is room for, and at most one suspect at a time; how many there
-        were."""
+        """Start as many failed messages as there is room for, and at most one suspect at a time; how many."""
         if not self._calls.room.is_set():
             return 0
         free = self._inbox.consumer.concurrency - len(self._running)
@@ -168,11 +167,11 @@ class FailedMessageLoop:
                 self._health.note_failure("handling", error)
 
     async def _catch_up(self, last: StoredMessage) -> None:
-        """Run what is parked behind it, one go after the other, as long as all goes well; others of the
-        partition wait, but not for long."""
+        """Run what is parked behind `last`, one transaction after the other, until one fails; other messages of the
+        partition wait CATCH_UP_S_MAX at most."""
         over_at = time.monotonic() + CATCH_UP_S_MAX
         while time.monotonic() < over_at and not self._stop.is_set():
-            failed_messages = left = await self._runner.run(take_run(self._inbox, last))
+            failed_messages = remaining = await self._runner.run(take_run(self._inbox, last))
             if not failed_messages:
                 return
             try:
@@ -180,14 +179,14 @@ class FailedMessageLoop:
                 if events:
                     last = failed_messages[len(events) - 1]
                     continue
-                while left:
-                    event = await self._runner.handle(functools.partial(self._inbox.run_failed, left[0]))
-                    left = left[1:]
+                while remaining:
+                    event = await self._runner.handle(functools.partial(self._inbox.run_failed, remaining[0]))
+                    remaining = remaining[1:]
                     if not isinstance(event, Handled | Duplicate):
                         break
-                if left:
-                    await self._runner.run(put_back(self._inbox, left))
+                if remaining:
+                    await self._runner.run(put_back(self._inbox, remaining))
                 return
             except BaseException:
-                self._inbox.abandon(left)
+                self._inbox.abandon(remaining)
                 raise

@@ -36,7 +36,7 @@ from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.task_queues import check_handler, wrap_as
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
 
-#: Where a message's own id is found, in this order. FastStream's `message_id` is no help: it makes one up.
+#: Headers with a message's own id, in this order. Not FastStream's `message_id`: it invents one where there is none.
 ID_HEADERS: Final = ("ce-id", "ce_id", "cloudEvents_id", "cloudEvents:id", "Nats-Msg-Id", "message_id")
 
 SOURCE_HEADERS: Final = ("ce-source", "ce_source", "cloudEvents_source", "cloudEvents:source")
@@ -107,7 +107,7 @@ def handled_once(
                 async with handling(name, source=source, delivery=_delivery(received)) as tx:
                     if tx is not None:
                         try:
-                            # FastStream would take a cancellation for the end of its own task, and go no further.
+                            # FastStream would take a cancellation for the end of its own task, and stop.
                             await resist(handler(*arguments, **named, tx=tx))
                         except Exception as error:
                             failure = error
@@ -128,7 +128,8 @@ def handled_once(
 
 
 def _refuse_acknowledged(consumer: str, message: StreamMessage[Any]) -> None:
-    """A decorator cannot see the subscriber above it: its first message tells how it acknowledges."""
+    """Refuse a subscriber that loses failed messages. A decorator cannot see the subscriber, so its messages are
+    checked."""
     if message.committed is not None:
         raise ConfigurationError(
             f"the subscriber of {consumer!r} acknowledges messages before they are handled (AckPolicy.ACK_FIRST, which "
@@ -170,7 +171,7 @@ def _delivery(message: StreamMessage[Any]) -> Delivery:
 
 
 async def _give_back(consumer: str, name: str, message: StreamMessage[Any], retry_s: float) -> None:
-    """Have the broker deliver it again: by itself after the pause where it can wait (NATS), else after we did."""
+    """Have the broker deliver it again after a pause: the broker's own where it has one (NATS), else ours."""
     try:
         nack: Callable[..., Awaitable[None]] = message.nack
         if "delay" in inspect.signature(nack).parameters:
@@ -189,12 +190,12 @@ async def _give_back(consumer: str, name: str, message: StreamMessage[Any], retr
             "consumer %r: message %s failed, and could not be given back to its broker; it comes again when the broker "
             "misses its acknowledgement, if it does", consumer, name,
         )  # fmt: skip
-    # For brokers whose messages do not note it themselves (MQTT): FastStream's ack policy must not reject it now.
+    # For messages that do not record it themselves (MQTT): FastStream's ack policy must not reject it now.
     message.committed = message.committed or AckStatus.NACKED
 
 
 def message_source(message: StreamMessage[Any]) -> str | None:
-    """The source of a CloudEvent, whose id is one of that source only."""
+    """The source of a CloudEvent, within which its id is unique."""
     return next((str(found) for name in SOURCE_HEADERS if (found := message.headers.get(name))), None)
 
 
@@ -208,6 +209,6 @@ def message_id(message: StreamMessage[Any]) -> str:
     if own:
         return str(own)
     raise MessageUnreadable(
-        f"a message has no id of its own (looked for the headers {', '.join(ID_HEADERS)}); without one it is not known "
-        "whether it came twice. Have the producer set one, or say where it is with id_of=..."
+        f"a message has no id of its own (looked for the headers {', '.join(ID_HEADERS)}); without one a duplicate "
+        "cannot be detected. Have the producer set one, or give id_of=..."
     )

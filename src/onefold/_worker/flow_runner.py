@@ -1,4 +1,4 @@
-"""Performing flows of a consumer over its database, each on an executor of its own."""
+"""Performs the flows of a consumer over its database, each on an executor of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY_MAX: Final = 10
 
 
 class FlowRunner:
-    """Performs flows; what is cancelled elsewhere is an error like any other."""
+    """Performs flows; a cancellation that is not ours is an error like any other."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class FlowRunner:
         return await resist(run_async(flow(tx), executor))
 
     async def insist(self, flow: Callable[[OwnedTransaction[Any]], Flow[T]]) -> T:
-        """`handle`, again while the database is locked. A lock that others hold (on SQLite there is only one) is worth
-        waiting for, with the delivery in hand."""
+        """`handle`, repeated while the database is locked. A lock held by others (SQLite has only one) is worth waiting
+        for, with the delivery in hand."""
         for _ in range(BUSY_MAX):
             try:
                 return await self.handle(flow)

@@ -1,13 +1,13 @@
-"""Calling a consumer's handler: within its time limit, and never taken for a stop where it was none.
+"""Calls a consumer's handler within its time limit, and never takes a handler's cancellation for a stop.
 
 Theory of operation. An `async def` that is not done in time is cancelled where it waits; that is a failure of its
 message, like any other. A plain `def` runs on a thread, which nothing can stop: at the time limit its message has
 failed and its transaction is ended, so that nothing waits for what it locked and nothing it still writes is kept; the
-thread is left behind. With `concurrency` threads left behind the consumer stands still until one of them returns: what
-hangs there would hang everywhere.
+thread is left behind. With `concurrency` threads left behind the consumer calls no handler until one of them returns:
+further ones would hang, too.
 
-What takes longer than its limit (a thread left behind, a handler that ignores its cancellation) is told by `overdue`,
-for health: then a new process is the way out.
+`overdue` reports calls past their limit (a thread left behind, a handler that ignores its cancellation) to health
+checks: then a new process is the way out.
 
 A CancelledError that comes out of a handler although the consumer does not end (a future that was cancelled elsewhere,
 a handler that cancels its own task) is the handler's failure, too, and so is whatever else no `except Exception`
@@ -60,10 +60,10 @@ class HandlerCalls:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._perform = self._await if consumer.is_async else self._on_thread
-        #: What is under way: the id of its (first) message, and since when.
+        #: The running calls: the id of the (first) message, and since when.
         self._under_way: dict[object, tuple[str, float]] = {}
         self._idle: list[SerialThread] = []
-        #: Invocations whose threads do not return, and what is to be done there when they do.
+        #: Invocations whose threads have not returned, and the work to do there when they do.
         self._behind: dict[Invocation, list[Callable[[], Any]]] = {}
         #: How many hooks are on threads at this moment.
         self._hooks_under_way = 0
@@ -75,7 +75,7 @@ class HandlerCalls:
 
     async def __call__(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
         """Do a part of an invocation: call the handler, or close what was opened for it."""
-        if invocation in self._behind:  # its thread still uses what is to be closed
+        if invocation in self._behind:  # its thread still uses what this would close
             self._behind[invocation].append(work)
             return None
         try:
@@ -90,7 +90,7 @@ class HandlerCalls:
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if not runs_a_loop():  # the loop is gone, and this coroutine is being thrown away
+            if not runs_a_loop():  # the loop is gone, and this coroutine is being discarded
                 raise
             raise self._abort_error(error) from error
 
@@ -114,8 +114,8 @@ class HandlerCalls:
         return call
 
     async def _on_hook_thread(self, hook: Callable[[], Any]) -> Any:
-        """Not on one of the loop's own: those are few, everything else would wait for one that a hook does not give
-        back, and a process does not end before they return."""
+        """Call a hook on a thread of ours. The loop's own threads are few, a hook that hangs would block everything
+        else that needs one, and the process does not end before they return."""
         behind = self._hooks_under_way - self._consumer.concurrency
         if behind >= HOOKS_BEHIND_MAX:
             raise HookNotCalled(
@@ -130,7 +130,7 @@ class HandlerCalls:
             self._hooks_under_way -= 1
             self._idle.append(thread)
             if not answer.cancelled():
-                answer.exception()  # seen: where no task waits any more, it was told that the hook took too long
+                answer.exception()  # retrieved: a task that no longer waits got a TimeoutError instead
 
         answer.add_done_callback(returned)
         result = await asyncio.shield(answer)
@@ -189,7 +189,7 @@ class HandlerCalls:
         return result
 
     def _contain(self, work: Callable[[], Any]) -> Any:
-        """On its thread: a GeneratorExit would tear down the coroutines that wait for the answer."""
+        """Run `work` on its thread, and wrap a GeneratorExit, which would tear down the coroutines that wait for it."""
         try:
             return work()
         except (Exception, asyncio.CancelledError, KeyboardInterrupt):
@@ -207,14 +207,14 @@ class HandlerCalls:
         if len(self._behind) >= self._consumer.concurrency:
             self.room.clear()
             _log.error(
-                "consumer %r stands still: %d of its handlers are past their time limit, on threads that cannot be "
+                "consumer %r handles nothing: %d of its handlers are past their time limit, on threads that cannot be "
                 "stopped; it goes on when one returns. Restart the process, and give what they wait for a time-out",
                 self._consumer.name, len(self._behind),
             )  # fmt: skip
 
         def returned(answer: asyncio.Future[Any]) -> None:
             if not answer.cancelled():
-                answer.exception()  # seen: its message has failed already
+                answer.exception()  # retrieved: its message has failed already
             for work in self._behind.pop(invocation):
                 thread.submit(functools.partial(_close, work, self._consumer.name, invocation.messages[0].id))
             thread.end()
@@ -235,14 +235,14 @@ class HandlerCalls:
 
 
 async def _raise_own_cancellation() -> None:
-    """Raise here what a handler that has cancelled its own task would leave for whatever awaits next."""
+    """Raise the cancellation of a handler that cancelled its own task here, and not at whatever awaits next."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         await asyncio.sleep(0)
 
 
 def _close(work: Callable[[], Any], consumer: str, message_id: str) -> None:
-    """On a thread that has come back late."""
+    """Close a dependency on a thread that has returned late."""
     try:
         work()
     except Exception:

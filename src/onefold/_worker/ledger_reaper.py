@@ -1,8 +1,7 @@
-"""Forgetting ledger rows where no worker does it: those of consumers that receive their messages by other means.
+"""Deletes expired ledger rows of consumers without a worker, which receive their messages by other means.
 
 A process that handles such a message deletes, after it and every few minutes, the rows of its consumer that are past
-their retention. So there are never many more than that wherever messages are handled at all, and nothing has to be
-started.
+their retention. So few expired rows pile up wherever messages are handled at all, and nothing has to be started.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _log = logging.getLogger("onefold.consumer")
 
 
 class LedgerReaper:
-    """When the ledger rows of which consumer are looked at next, in this process."""
+    """Schedules the deletion of expired ledger rows, per consumer, in this process."""
 
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
         self._next_at: dict[str, float] = {}
 
     def check(self, consumer: str, retention_s: float) -> None:
-        """Refuse a retention that is none."""
+        """Refuse a retention out of range."""
         require(f"consumer {consumer!r}: retention_s", retention_s, least=1, most=3650 * DAY_S)
 
     def due(self, consumer: str, retention_s: float, listener: Listener | None = None) -> Flow[None] | None:
-        """What forgets, when it is time to: with the first message here, and then every EVERY_S."""
+        """The flow that deletes, if it is due: with the first message here, and then every EVERY_S."""
         now = time.monotonic()
         if now < self._next_at.get(consumer, now):
             return None
@@ -52,7 +51,7 @@ class LedgerReaper:
         try:
             limits = {"limit": BATCH_ROWS, "batches_max": BATCHES_MAX}
             await reap(self._dialect, consumer, retention_s, **limits, listener=listener)
-        except OnefoldError as error:  # the message is handled, whatever becomes of old rows
+        except OnefoldError as error:  # the message is handled, with or without the deletion
             _log.warning(
                 "consumer %r: ledger rows past their retention could not be deleted; tried again %g s later: %s",
                 consumer, EVERY_S, error,

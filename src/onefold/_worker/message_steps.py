@@ -1,4 +1,4 @@
-"""Recorded steps for handlers of consumers: what an inbox makes the attempts at its messages with."""
+"""Recorded steps for handlers of consumers: makes the attempts at messages for an inbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NewTransaction = Callable[[Any], OwnedTransaction[Any]]
 
 
 class MessageSteps:
-    """What the consumers of one application share."""
+    """The parts that the stepped handlers of one application share."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class MessageSteps:
         return SteppedMessage(self, message, work, await work.claim())
 
     def give_back_later(self, flow: Flow[None]) -> None:
-        """Run it beside an attempt that was interrupted. Without a loop it is not run, and the lease runs out."""
+        """Run `flow` in the background, after an attempt was interrupted. Without a loop it is dropped, and the lease
+        expires."""
         if runs_a_loop():
             in_background(run_async(flow, TaskExecutor(self._for_workers())))
         else:
@@ -95,7 +96,7 @@ class SteppedMessage(WorkAttempt):
         return self.make_steps(self._shared.executor, self._begin)
 
     def interrupt(self) -> None:
-        """Nothing more may be awaited for it: its work is given back without it."""
+        """End an attempt that may await nothing more: its work is given back in the background."""
         if not runs_a_loop() and isinstance(self._shared.executor, TaskExecutor):
             return  # the loop is gone, and its heartbeat with it
         held = self.abandon()

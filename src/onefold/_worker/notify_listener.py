@@ -1,7 +1,7 @@
-"""Hearing what wakes relays and consumers in other processes: NOTIFY of Postgres, or a doorbell on SQLite.
+"""Receives the wake-ups of relays and consumers from other processes: NOTIFY of Postgres, or a doorbell on SQLite.
 
 On Postgres one connection listens, with asyncpg or psycopg, by themselves or under SQLAlchemy, or with psycopg2; a
-synchronous driver waits on a thread. What is lost costs nothing but time: polling is the backbone.
+synchronous driver waits on a thread. A lost wake-up costs nothing but time: polling is the backbone.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from onefold._worker.doorbell import doorbell_of
 from onefold.db._threaded import ThreadedDatabase
 from onefold.errors import OnefoldError
 
-_TELL: Final = qualified("SELECT pg_notify($1::text, $2::text)")
+_NOTIFY: Final = qualified("SELECT pg_notify($1::text, $2::text)")
 
-#: How the NOTIFY begins by which a listener finds out that it hears.
+#: Prefix of the NOTIFY by which a listener tests whether notifications arrive.
 _PROBE: Final = "probe "
 
 #: After how long a lost listening connection is replaced.
 RELISTEN_S: Final = 1.0
 
-#: How long a thread that listens waits before it sees whether it is to stop. Nothing is sent for that.
+#: How long a listening thread waits before it checks `stop`. Nothing is sent for that.
 _WAIT_S: Final = 0.1
 
 #: How long the server may take to end the listening of a session, and how long a thread that listens is waited for.
@@ -47,23 +47,23 @@ _log = logging.getLogger("onefold.worker")
 @asynccontextmanager
 async def listening(
     database: AsyncDatabase[Any],
-    hear: Callable[[], None],
+    on_notify: Callable[[], None],
     *,
     channel: str = OUTBOX_CHANNEL,
     sender: str = "",
     news: News | None = None,
 ) -> AsyncIterator[None]:
-    """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
+    """Call `on_notify` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
     `sender`. It is called from any thread. `news.heard` is not empty while NOTIFY is known to arrive here; on SQLite,
-    where a datagram may get lost without a sign, it stays empty, and those who wait go on polling as without."""
+    where a datagram may get lost unnoticed, it stays empty, and waiting loops poll as often as without."""
     if (doorbell := doorbell_of(database, channel)) is not None:
-        with doorbell.listening(hear, sender):
+        with doorbell.listening(on_notify, sender):
             yield
         return
     if database.dialect != "postgres":
         yield
         return
-    listener = _NotifyListener(channel, sender, hear, News() if news is None else news)
+    listener = _NotifyListener(channel, sender, on_notify, News() if news is None else news)
     if isinstance(database, ThreadedDatabase):
         stop = threading.Event()
         thread = threading.Thread(
@@ -87,10 +87,10 @@ async def listening(
 class _NotifyListener:
     """Listens on one channel, on one connection after the other."""
 
-    def __init__(self, channel: str, sender: str, hear: Callable[[], None], news: News) -> None:
+    def __init__(self, channel: str, sender: str, on_notify: Callable[[], None], news: News) -> None:
         self._channel = channel
         self._sender = sender
-        self._hear = hear
+        self._on_notify = on_notify
         self._news = news
         self._probe = f"{_PROBE}{uuid4().hex}"
 
@@ -112,7 +112,7 @@ class _NotifyListener:
             except Exception as error:  # a vendor's, of any kind: it only costs the hint
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:
-                await self._let_go_async(connection)
+                await self._release_async(connection)
             await asyncio.sleep(RELISTEN_S)
 
     def listen(self, database: Database[Any], stop: threading.Event) -> None:
@@ -131,25 +131,25 @@ class _NotifyListener:
                 driver.rollback()
                 driver.autocommit = True
                 driver.cursor().execute(f"LISTEN {self._channel}")
-                self._hear()
+                self._on_notify()
                 with suppress(OnefoldError):
                     run(with_connection(self._send_probe), ThreadExecutor(database))
                 try:
                     while not stop.is_set():
-                        self._take(*wait(driver))
+                        self._dispatch(*wait(driver))
                 finally:
                     self._news.heard.discard(self)
             except Exception as error:
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:
-                self._let_go(connection)
+                self._release(connection)
             stop.wait(RELISTEN_S)
 
     async def _with_asyncpg(self, driver: Any, database: AsyncDatabase[Any]) -> None:
         lost = asyncio.Event()
         driver.add_termination_listener(lambda *_: lost.set())
-        await driver.add_listener(self._channel, lambda *about: self._take(about[-1]))
-        self._hear()  # from here on nothing is missed; what came before is looked for once
+        await driver.add_listener(self._channel, lambda *about: self._dispatch(about[-1]))
+        self._on_notify()  # from here on nothing is missed; earlier commits are looked for once
         async with self._proving(database):
             await lost.wait()
 
@@ -157,14 +157,14 @@ class _NotifyListener:
         await driver.rollback()
         await driver.set_autocommit(True)
         await driver.execute(f"LISTEN {self._channel}")
-        self._hear()  # from here on nothing is missed; what came before is looked for once
+        self._on_notify()  # from here on nothing is missed; earlier commits are looked for once
         async with self._proving(database):
-            async for told in driver.notifies():
-                self._take(told.payload)
+            async for notification in driver.notifies():
+                self._dispatch(notification.payload)
 
     @asynccontextmanager
     async def _proving(self, database: AsyncDatabase[Any]) -> AsyncIterator[None]:
-        """Beside listening: where no other connection is free, that takes its time, or fails."""
+        """Send the probe beside listening: where no other connection is free, that takes its time, or fails."""
         work = run_async(with_connection(self._send_probe), TaskExecutor(database))
         proving = asyncio.create_task(work)
         try:
@@ -177,23 +177,23 @@ class _NotifyListener:
             self._news.heard.discard(self)
 
     async def _send_probe(self) -> None:
-        """NOTIFY this listener, on another session. A LISTEN may be taken and nothing heard, as through a pooler that
-        shares sessions between clients: a channel counts as heard from when this has come."""
-        await Batch((Statement(_TELL, (self._channel, self._probe)),))
+        """NOTIFY this listener, on another session. A LISTEN may succeed and nothing arrive, as through a pooler that
+        shares sessions between clients: `news.heard` has this listener only once its probe has arrived."""
+        await Batch((Statement(_NOTIFY, (self._channel, self._probe)),))
 
-    def _take(self, *payloads: str) -> None:
-        """What came on the channel."""
+    def _dispatch(self, *payloads: str) -> None:
+        """Handle the notifications of the channel."""
         if self._probe in payloads:
             self._news.heard.add(self)
         if ACTION in payloads:
             self._news.actions.set()
         others = [payload for payload in payloads if not payload.startswith(_PROBE)]
         if any(not payload or payload != self._sender for payload in others):
-            self._hear()
+            self._on_notify()
 
-    async def _let_go_async(self, connection: AsyncConnection[Any]) -> None:
-        """A session that listens must not go back to its pool. psycopg's warns of one that comes back closed, as if
-        something were wrong: there it listens no more, and goes back."""
+    async def _release_async(self, connection: AsyncConnection[Any]) -> None:
+        """Discard the connection: a session that listens must not go back to its pool. psycopg's pool warns of one that
+        comes back closed: there it is unlistened and goes back."""
         try:
             if _is_psycopg(connection.handle):
                 async with asyncio.timeout(_UNLISTEN_S):
@@ -205,8 +205,8 @@ class _NotifyListener:
         with suppress(OnefoldError):
             await connection.discard()
 
-    def _let_go(self, connection: Connection[Any]) -> None:
-        """`_let_go_async` on a thread."""
+    def _release(self, connection: Connection[Any]) -> None:
+        """`_release_async` on a thread."""
         try:
             if _is_psycopg(connection.handle):
                 connection.handle.execute(f"UNLISTEN {self._channel}")
@@ -224,15 +224,15 @@ def _is_psycopg(handle: Any) -> bool:
 
 
 def _wait(driver: Any) -> list[str]:
-    """What psycopg's connection has heard: told at once, and not when the time is over."""
-    return [told.payload for told in driver.notifies(timeout=_WAIT_S, stop_after=1)]
+    """The notifications of psycopg's connection: returned at once, and not when the time is over."""
+    return [notification.payload for notification in driver.notifies(timeout=_WAIT_S, stop_after=1)]
 
 
 def _wait_psycopg2(driver: Any) -> list[str]:
-    """What psycopg2 has heard of; it is read from when there is something to be read."""
+    """The notifications of psycopg2; its socket is read only when it has data."""
     if select.select([driver], [], [], _WAIT_S)[0]:
         driver.poll()
-    payloads = [told.payload for told in driver.notifies]
+    payloads = [notification.payload for notification in driver.notifies]
     driver.notifies.clear()
     return payloads
 

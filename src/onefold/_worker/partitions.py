@@ -1,4 +1,4 @@
-"""Partitions: where the deliveries of a consumer queue, those of one stream always in the same."""
+"""Partitions: queues for the deliveries of a consumer; those of one stream are always in the same one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from onefold._kernel.messages import Delivery
 
 
 class Partition:
-    """Where streams queue. The task that holds `turn` handles one thing of it."""
+    """A queue for several streams. The task that holds `turn` handles one delivery or failed message of it."""
 
-    __slots__ = ("came", "queue", "turn")
+    __slots__ = ("arrived", "queue", "turn")
 
     def __init__(self) -> None:
         self.queue: deque[Delivery] = deque()
-        self.came = asyncio.Event()
+        self.arrived = asyncio.Event()
         self.turn = asyncio.Lock()
 
     def take_batch(self, limit: int) -> list[Delivery]:
@@ -43,7 +43,7 @@ class Partition:
 
 
 class Partitions:
-    """All of a consumer's. What has no stream goes round."""
+    """All partitions of a consumer. Deliveries without a stream are distributed round-robin."""
 
     __slots__ = ("_next", "_partitions")
 

@@ -1,9 +1,8 @@
-"""Pausing a consumer in its processes: what was under way is finished; when it is resumed, it runs again.
+"""Pauses a consumer in this process: running handlers finish; when it is resumed, it runs again.
 
 Invariant: a consumer that is paused receives nothing and runs no failed message, in no process, whenever that was
 started. It is stopped as at the end of its process: its messages wait at the broker, its failed messages in the
-database. What outlasts a pause is kept over it: threads that did not return, and that this process is one of the
-consumer's.
+database. Threads that did not return, and the registration of this process, are kept over a pause.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.membership import Membership
 from onefold.errors import StoreError
 
-#: How often it is looked whether a consumer is paused: each look is one or two of the few transactions of an idle one.
+#: How often to check whether a consumer is paused: each check is one or two of the few transactions of an idle one.
 LOOK_S: Final = 5.0
-#: Where it is heard of what operators do (NOTIFY), which has it look at once.
-LOOK_HEARD_S: Final = 20.0
+#: The same where operators' actions arrive by NOTIFY, which triggers a check at once.
+LOOK_NOTIFIED_S: Final = 20.0
 
 MakeWorker: TypeAlias = Callable[[HandlerCalls, Membership], ConsumerWorker]
 
@@ -60,16 +59,16 @@ class PauseGate:
         self._make = make
         self._calls = HandlerCalls(consumer)
         self._membership = Membership(database, broker, consumer)
-        #: Whether the consumer has its subscription, or met what keeps it from having one for now.
+        #: Set after the consumer's first attempt to subscribe, successful or not.
         self.tried = self._membership.tried
         self._listener = listener
         self._paused = False
         self._looked_at = time.monotonic()
-        #: What runs the consumer, while it may run.
+        #: Runs the consumer; None while it is paused.
         self.worker: ConsumerWorker | None = None
 
     async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
-        """Run the consumer whenever it is not paused, until told to stop. `opened`: the broker is."""
+        """Run the consumer whenever it is not paused, until `stop` is set. `opened` is set when the broker is open."""
         try:
             while await self._wait_unpaused(stop):
                 await self._run(stop, grace_s, opened)
@@ -89,13 +88,13 @@ class PauseGate:
             await join_tasks(watches, 0.0)
 
     def turn(self) -> None:
-        """The broker, which it waits for, is tried once more."""
+        """Note that the runner is trying to open the broker once more."""
         if self.worker is not None:
             self.worker.turn()
 
     def alive(self) -> dict[str, float]:
-        """How many seconds ago the consumer last got round; while it is paused, how many seconds ago it was last looked
-        whether it still is. And for each handler that should have ended by now, for how many it has been running."""
+        """Seconds since the consumer's loops last turned; while it is paused, since the pause was last checked. For
+        each handler past its time limit, seconds since it began."""
         if self.worker is not None:
             name, since = self._name, self.worker.turned_at
         else:
@@ -107,22 +106,22 @@ class PauseGate:
         }
 
     async def _wait_unpaused(self, stop: asyncio.Event) -> bool:
-        """Wait until the consumer may run; False: told to stop. Before it is known whether it may, it does not run."""
+        """Wait until the consumer may run; False: `stop` was set. While its pause cannot be read, it does not run."""
         backoff = BackoffTimer()
         while not stop.is_set():
             try:
                 if not await self._look():
                     return True
-                await resist(self._membership.register())  # paused, but there
+                await resist(self._membership.register())  # paused, but alive
                 wait_s = LOOK_S
             except Exception as error:
                 if backoff.failures == 0:
-                    ours = not isinstance(error, StoreError)
+                    is_unexpected = not isinstance(error, StoreError)
                     _log.warning(
                         "consumer %r waits: whether it is paused could not be read, and is read again: %s",
                         self._name,
                         error,
-                        exc_info=ours,
+                        exc_info=is_unexpected,
                     )
                 wait_s = backoff.next_s()
             self.tried.set()
@@ -130,16 +129,16 @@ class PauseGate:
         return False
 
     async def _watch(self, halt: asyncio.Event) -> None:
-        """Have the consumer stop when it is paused. What cannot be looked up changes nothing."""
+        """Stop the consumer when it is paused. If that cannot be read, it keeps running."""
         actions = Signals() if self._news is None else self._news.actions
-        acted = actions.listen()
+        action_signal = actions.listen()
         try:
             while not halt.is_set():
-                await acted.wait(LOOK_HEARD_S if self._news is not None and self._news.heard else LOOK_S)
-                acted.clear()
+                await action_signal.wait(LOOK_NOTIFIED_S if self._news is not None and self._news.heard else LOOK_S)
+                action_signal.clear()
                 await self._halt_if_paused(halt)
         finally:
-            actions.leave(acted)
+            actions.leave(action_signal)
 
     async def _halt_if_paused(self, halt: asyncio.Event) -> None:
         try:
@@ -151,7 +150,7 @@ class PauseGate:
             _log.exception("consumer %r: whether it is paused could not be read; it keeps running", self._name)
 
     async def _look(self) -> bool:
-        """Whether it is paused. What has changed is logged, and told."""
+        """Whether it is paused. A change is logged, and emitted to the listener."""
         found = await resist(run_async(pauses(self._database.dialect, self._name), TaskExecutor(self._database)))
         self._looked_at = time.monotonic()
         if bool(found) is not self._paused:

@@ -1,6 +1,6 @@
-"""Messages' data as the type a handler is annotated with, read by pydantic: a model, a dataclass, a TypedDict.
+"""Reads messages' data by pydantic as the type a handler is annotated with: a model, a dataclass, a TypedDict.
 
-Invariant: what an invalid message contains is in its dead letter, and not in what is logged or told of it.
+Invariant: the content of an invalid message is in its dead letter only, and never in logs or telemetry.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from onefold._kernel.extras import missing_extra
 from onefold.errors import ConfigurationError, PayloadInvalid
 
-#: Of an invalid message, so many errors are told.
+#: How many errors of an invalid message are listed.
 ERRORS_MAX: Final = 10
 
-#: An annotation of these is a mistake: their JSON is never meant.
+#: An annotation with one of these is a mistake: no message has a bare scalar as its JSON.
 _SCALARS: Final = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None)})
 
 
@@ -41,9 +41,9 @@ class PydanticPayload:
                 f"pydantic cannot read a message's data as {self.name} ({type(error).__name__}: "
                 f"{str(error).splitlines()[0]}); annotate a pydantic model, a dataclass or a TypedDict, or Message"
             ) from error
-        #: As JSON Schema; empty where a type of its own has none: it can be read all the same.
+        #: The JSON Schema; empty where a custom type has none: data can be read nevertheless.
         self.schema = self._describe()
-        self._known = _names(self.schema)
+        self._property_names = _names(self.schema)
 
     def read(self, data: bytes) -> Any:
         try:
@@ -58,23 +58,24 @@ class PydanticPayload:
             return {}
 
     def _refusal(self, error: Any) -> PayloadInvalid:
-        """Told: where, and what kind of error. Kept with the failed message, as a note: pydantic's words too."""
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        told = "; ".join(f"{self._place(each['loc'])}: {each['type']}" for each in found[:ERRORS_MAX])
-        more = f"; and {len(found) - ERRORS_MAX} more" if len(found) > ERRORS_MAX else ""
-        refusal = PayloadInvalid(f"the message's data is not a valid {self.name}: {told}{more}")
-        for each in found[:ERRORS_MAX]:
+        """An error with the place and kind of each problem. Its notes, which only the failed message keeps, have
+        pydantic's texts, too."""
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        listed = "; ".join(f"{self._place(each['loc'])}: {each['type']}" for each in errors[:ERRORS_MAX])
+        more = f"; and {len(errors) - ERRORS_MAX} more" if len(errors) > ERRORS_MAX else ""
+        refusal = PayloadInvalid(f"the message's data is not a valid {self.name}: {listed}{more}")
+        for each in errors[:ERRORS_MAX]:
             refusal.add_note(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")
         return refusal
 
     def _place(self, location: tuple[int | str, ...]) -> str:
-        """Where in the data, by the names that the type has. Others are the sender's."""
-        parts = (str(part) if isinstance(part, int) or part in self._known else "*" for part in location)
+        """The path in the data, by property names of the type. Other names come from the sender, and are hidden."""
+        parts = (str(part) if isinstance(part, int) or part in self._property_names else "*" for part in location)
         return ".".join(parts) or "data"
 
 
 def _name(annotation: Any) -> str:
-    """What a type is called. What is noted beside it is no part of that; a union is called by its members."""
+    """The name of a type, without what Annotated adds; of a union the names of its members."""
     if get_origin(annotation) is Annotated:
         return _name(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -89,25 +90,25 @@ def schemas_of(payloads: Sequence[PydanticPayload]) -> tuple[list[dict[str, Any]
         return [None] * len(payloads), {}
     from pydantic import TypeAdapter
 
-    found, shared = TypeAdapter.json_schemas(
+    schemas_by_key, shared = TypeAdapter.json_schemas(
         [(number, "validation", each.adapter) for number, each in described.items()],
         ref_template="#/components/schemas/{model}",
     )
-    schemas = [found.get((number, "validation")) for number in range(len(payloads))]
+    schemas = [schemas_by_key.get((number, "validation")) for number in range(len(payloads))]
     return schemas, shared.get("$defs", {})
 
 
 def _names(schema: object) -> frozenset[str]:
-    """Every property that a schema names."""
+    """The names of all properties in a schema."""
 
-    def found(part: object) -> Iterator[str]:
+    def walk(part: object) -> Iterator[str]:
         if isinstance(part, dict):
             properties = part.get("properties")
             yield from properties if isinstance(properties, dict) else ()
             for inner in part.values():
-                yield from found(inner)
+                yield from walk(inner)
         elif isinstance(part, list):
             for inner in part:
-                yield from found(inner)
+                yield from walk(inner)
 
-    return frozenset(found(schema))
+    return frozenset(walk(schema))

@@ -58,12 +58,12 @@ T = TypeVar("T")
 #: The first wait after there was nothing to do; each further one is twice as long, up to `poll_s_max`.
 POLL_S_MIN: Final = 0.01
 
-#: How much longer it waits where it hears of each commit (NOTIFY): then looking is for what was not told, by a process
-#: that was killed after its COMMIT or while none listened.
-HEARD: Final = 10
+#: Factor for the poll interval where NOTIFY reports each commit: then polling is for events without a notification, of
+#: a process that was killed after its COMMIT or while no relay listened.
+NOTIFIED_FACTOR: Final = 10
 
-#: How much longer for what is due where none is: what is written to be due later is told, too.
-HEARD_DUE: Final = 60
+#: The same for delayed events while none is due: writing one is notified, too.
+NOTIFIED_DUE_FACTOR: Final = 60
 
 #: How long a relay that stops tries to hand over its buckets.
 LEAVE_S_MAX: Final = 10.0
@@ -82,8 +82,8 @@ _log = logging.getLogger("onefold.relay")
 class Relay:
     """Publishes what is in the outbox of one database to one broker. Run as many as you like, anywhere.
 
-    With `listens`, on Postgres, one connection of the pool is kept for LISTEN, and at least one more is needed. What
-    `sender` notifies of is not heard: it sets `signal`.
+    With `listens`, on Postgres, one connection of the pool is kept for LISTEN, and at least one more is needed.
+    Notifications of `sender` are ignored: it sets `signal`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Relay:
         #: Of a broker whose destinations change while it is open.
         self._refresh: Callable[[], Awaitable[None]] | None = getattr(broker, "refresh", None)
         self._buckets: int | None = None
-        #: What is away (broker, database), and how often that was waited for.
+        #: What is unavailable (broker, database), and how often the relay has waited for it.
         self._pauses: dict[str, int] = {}
         self._session = self._new_session()
         self._entered = False
@@ -138,15 +138,15 @@ class Relay:
 
     @property
     def idle_s(self) -> float:
-        """How many seconds ago it last looked for events, or tried whether what had paused it is over; or since when
-        its broker has not answered, where that is too long."""
-        still_s = self._broker_watch.stands_still_s
-        return time.monotonic() - self._turned_at if still_s is None else still_s
+        """Seconds since the relay last polled for events, or checked whether its pause is over; or since its broker
+        last answered, if that is too long ago."""
+        stalled_s = self._broker_watch.stalled_s
+        return time.monotonic() - self._turned_at if stalled_s is None else stalled_s
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until stopped; then finish what is in flight and hand the buckets over.
 
-        Raises what no waiting will mend: a ConfigurationError of the broker, a mistake in the program.
+        Raises errors that waiting cannot mend: a ConfigurationError of the broker, a mistake in the program.
         """
         stopping = asyncio.create_task(self._stop_with(stop))
         try:
@@ -181,7 +181,7 @@ class Relay:
     async def _live(self, stop: asyncio.Event) -> None:
         poll_s = POLL_S_MIN
         while not stop.is_set():
-            self.signal.clear()  # before looking: a commit after this wakes us
+            self.signal.clear()  # before the query: a commit after this wakes the relay
             try:
                 sent = await resist(self._turn())
             except ProgrammerError:
@@ -189,7 +189,7 @@ class Relay:
             except OnefoldError as error:
                 await self._pause("the database", error, stop)
                 continue
-            except Exception as error:  # ended by it, nothing would be published until the process is restarted
+            except Exception as error:  # if it ended the relay, nothing would be published until a restart
                 _log.exception("relay %s failed; it tries again", self._session.relay)
                 await self._pause("onefold", error, stop)
                 continue
@@ -212,7 +212,7 @@ class Relay:
         await self._leave()
 
     async def _turn(self) -> Sent:
-        """What is to be done now, and one tick."""
+        """The chores that are due, and one tick."""
         now = self._turned_at = time.monotonic()
         if now >= self._rebalance_at:
             await self._renew_and_rebalance()
@@ -221,7 +221,7 @@ class Relay:
         if self._session.expired:
             self._rebalance_at = _AT_ONCE
         self._report(sent)
-        if now >= self._chores_at:  # after the tick: what was told just now does not wait for them
+        if now >= self._chores_at:  # after the tick: an event just notified does not wait for them
             self._chores_at = now + await self._chores()
         if sent.failures:
             self._chores_at = min(self._chores_at, now + self._poll_s_max)
@@ -285,12 +285,12 @@ class Relay:
             emit(self._listener, SetAside(id_, topic, DIED_OF))
 
     async def _chores(self) -> float:
-        """Let go what is due, forget what is past its time; in how many seconds again."""
+        """Make due events claimable, and delete published ones past their time; in how many seconds again."""
         await self._fire_recurring()
         self._looked_for_due_at = time.monotonic()
         next_s = await self._run(make_due_claimable(self._database.dialect, made=self.signal.set))
         keep_s, now = self._settings.keep_published_s, time.monotonic()
-        # Without any to keep there may be some that were kept before: they are looked for now and then.
+        # Without a retention there may be rows of an earlier one: they are looked for now and then.
         if keep_s or now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY_S
             if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
@@ -298,12 +298,13 @@ class Relay:
                 if gone >= FORGET_MAX:  # after the next tick, however seldom there are chores: there may be many more
                     self._sweep_at = now
                     return 0.0
-        most_s = self._poll_s_max * (HEARD_DUE if self._news.heard and not keep_s else 1)
+        most_s = self._poll_s_max * (NOTIFIED_DUE_FACTOR if self._news.heard and not keep_s else 1)
         until_fire_s = most_s if self._timetable is None else max(0.0, self._fire_at - now)
         return min(most_s if next_s is None else next_s, most_s, until_fire_s)
 
     async def _fire_recurring(self) -> None:
-        """Only when one is due, as far as is known: clocks may be set, so it is asked now and then anyway."""
+        """Publish recurring events that are due. Clocks may be set, so it checks now and then even if none should
+        be."""
         now = time.monotonic()
         if self._timetable is not None and now >= self._fire_at:
             next_s = await self._run(self._timetable.fire())
@@ -311,9 +312,10 @@ class Relay:
             self._fire_at = now + min(FIRE_EVERY_S if next_s is None else next_s, FIRE_EVERY_S)
 
     async def _wait(self, poll_s: float) -> bool:
-        """Until there is news, or it is time to look; whether there is news. To wait is not to stand still."""
-        if self._news.heard and not self._session.any_paused:  # nothing tells of the end of a pause
-            poll_s = self._poll_s_max * HEARD
+        """Wait for a signal, or until it is time to poll; whether there was a signal. A relay that waits is not
+        stalled."""
+        if self._news.heard and not self._session.any_paused:  # nothing notifies of the end of a pause
+            poll_s = self._poll_s_max * NOTIFIED_FACTOR
         until = min(time.monotonic() + poll_s, self._rebalance_at, self._chores_at)
         while (left_s := until - time.monotonic()) > 0:
             if await self.signal.wait(min(left_s, self._poll_s_max)):
@@ -331,7 +333,7 @@ class Relay:
                 await self._run(self._session.leave())
         except (OnefoldError, TimeoutError) as error:
             _log.warning(
-                "relay %s could not hand over its buckets, others take them when its lease runs out: %s",
+                "relay %s could not hand over its buckets; others take them when its lease expires: %s",
                 self._session.relay,
                 error,
             )
@@ -356,7 +358,7 @@ class Relay:
         return await run_on(self._database, flow, executor)
 
     async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
-        """Wait, longer each time but never so long that the lease runs out; tell it the first time."""
+        """Wait, longer each time but never so long that the lease expires; report the first wait."""
         if who not in self._pauses:
             relay, extra = self._session.relay, log_extra("relay.paused")
             _log.warning("relay %s paused (%s): %s; it tries again", relay, who, error, extra=extra)
@@ -373,7 +375,7 @@ class Relay:
         await self.signal.wait(wait_s - certain_s)
 
     def _resume(self, who: str) -> None:
-        """It is back. That the relay goes on is told when nothing else is away."""
+        """Note that it is back. The relay is reported as resumed when nothing else is unavailable."""
         if self._pauses.pop(who, None) is None:
             return
         if self._pauses:

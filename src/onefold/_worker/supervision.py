@@ -1,4 +1,4 @@
-"""Tasks of a consumer that go on whatever happens to them: without one of them the consumer would stand still."""
+"""Restarts the tasks of a consumer when they fail: without one of them the consumer would do nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger("onefold.consumer")
 
 
 def supervise(consumer: str, stop: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-    """A task that begins again when something unforeseen has ended it."""
+    """Start a task that is restarted after an unexpected error."""
 
-    async def go_on() -> None:
+    async def run_again() -> None:
         backoff = BackoffTimer()
         while True:
             try:
@@ -27,12 +27,14 @@ def supervise(consumer: str, stop: asyncio.Event, work: Callable[[], Coroutine[A
                 _log.exception("consumer %r: a worker failed, and is restarted", consumer)
                 await pause(stop, backoff.next_s())
 
-    return asyncio.create_task(go_on())
+    return asyncio.create_task(run_again())
 
 
-async def repeat(consumer: str, what: str, stop: asyncio.Event, work: Callable[[asyncio.Event], Flow[None]]) -> None:
-    """Whatever fails in the background is tried again, after a pause. Handling does not wait for that: it may be
-    the only statement that the database does not take."""
+async def repeat(
+    consumer: str, activity: str, stop: asyncio.Event, work: Callable[[asyncio.Event], Flow[None]]
+) -> None:
+    """Repeat background work, after a pause if it fails. Handling goes on meanwhile: this may be the only statement
+    that the database refuses."""
     backoff = BackoffTimer()
     while not stop.is_set():
         try:
@@ -40,8 +42,8 @@ async def repeat(consumer: str, what: str, stop: asyncio.Event, work: Callable[[
             backoff.reset()
         except StoreError as error:
             if backoff.failures == 0:
-                _log.warning("consumer %r: %s failed, and is tried again: %s", consumer, what, error)
+                _log.warning("consumer %r: %s failed, and is tried again: %s", consumer, activity, error)
             await pause(stop, backoff.next_s())
         except Exception:
-            _log.exception("consumer %r: %s failed, and is tried again", consumer, what)
+            _log.exception("consumer %r: %s failed, and is tried again", consumer, activity)
             await pause(stop, backoff.next_s())

@@ -1,4 +1,4 @@
-"""The ledger for tasks of other queues: what the adapters for Celery, Dramatiq, arq and taskiq have in common.
+"""The ledger for tasks of other queues: shared by the adapters for Celery, Dramatiq, arq and taskiq.
 
 A task runs inside the transaction of its message, which its ledger row opens: delivered again, it finds the row there
 and does nothing. What it raises rolls the transaction back and reaches the queue, which tries again by its own rules.
@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol, TypeAlias
 from onefold._kernel.steps_annotation import is_steps
 from onefold.errors import ConfigurationError, MessageUnreadable
 
-#: Tries before a queue gives up, where it is left to us: as many as a consumer of onefold has.
+#: Attempts before a queue gives up, by default: as many as a consumer of onefold makes.
 TRIES: Final = 15
 
-#: The messages at hand, by consumer and id: several where a task runs another one in its place.
-_AT_HAND: Final[ContextVar[tuple[tuple[str, str], ...]]] = ContextVar("onefold_tasks_at_hand", default=())
+#: The messages being handled, by consumer and id: several where a task calls another one.
+_CURRENT: Final[ContextVar[tuple[tuple[str, str], ...]]] = ContextVar("onefold_tasks_at_hand", default=())
 
-#: Finds the id of the message at hand, given what the task was called with.
+#: Finds the id of the current message, given the arguments of the task.
 Identify: TypeAlias = Callable[[Sequence[Any], dict[str, Any]], str | None]
 
 
@@ -34,8 +34,8 @@ class SupportsHandling(Protocol):
 
 
 def in_place_of(decorator: str) -> str:
-    """What a decorator of the queue that is not given is told to be."""
-    return f"{decorator}, and this stands in the place of @{decorator}: @handled_once(once, 'fulfilment', {decorator})"
+    """The hint for a call without the queue's decorator."""
+    return f"{decorator}, and this replaces @{decorator}: @handled_once(once, 'fulfilment', {decorator})"
 
 
 def in_transaction(
@@ -48,7 +48,7 @@ def in_transaction(
     retention_s: float,
     also: Sequence[inspect.Parameter] = (),
 ) -> Callable[..., Any]:
-    """The function that the queue calls: it has the handler's signature without `tx`, and with what `also` asks for.
+    """The function that the queue calls: it has the handler's signature without `tx`, plus the parameters `also`.
 
     Called with a `tx` it is the handler itself, for tests and for tasks that call each other.
     """
@@ -67,7 +67,7 @@ def in_transaction(
                 f"the task of {consumer!r} was called without a message, so that it is not known whether it has run: "
                 "send it to its queue, or call it with a tx of your own"
             )
-        if (consumer, message_id) in _AT_HAND.get():
+        if (consumer, message_id) in _CURRENT.get():
             raise MessageUnreadable(
                 f"the task of {consumer!r} was called by itself, as a function, for the message {message_id}, which it "
                 "is handling: send another message to its queue, or call it with its own tx"
@@ -77,43 +77,43 @@ def in_transaction(
     async def handle_async(*arguments: Any, **named: Any) -> Any:
         if "tx" in named:
             return await handler(*arguments, **named)
-        transaction, at_hand = enter(arguments, named)
+        transaction, key = enter(arguments, named)
         async with transaction as tx:
-            with _note_at_hand(at_hand):
+            with _mark_current(key):
                 return None if tx is None else await handler(*arguments, **named, tx=tx)
 
     def handle(*arguments: Any, **named: Any) -> Any:
         if "tx" in named:
             return handler(*arguments, **named)
-        transaction, at_hand = enter(arguments, named)
-        with transaction as tx, _note_at_hand(at_hand):
+        transaction, key = enter(arguments, named)
+        with transaction as tx, _mark_current(key):
             return None if tx is None else handler(*arguments, **named, tx=tx)
 
     return wrap_as(handle_async if awaited else handle, handler, also)
 
 
 @contextmanager
-def _note_at_hand(message: tuple[str, str]) -> Iterator[None]:
-    token = _AT_HAND.set((*_AT_HAND.get(), message))
+def _mark_current(message: tuple[str, str]) -> Iterator[None]:
+    token = _CURRENT.set((*_CURRENT.get(), message))
     try:
         yield
     finally:
-        _AT_HAND.reset(token)
+        _CURRENT.reset(token)
 
 
 def check_handler(consumer: str, handler: Callable[..., Any]) -> None:
     """Refuse a handler that cannot be given its transaction."""
-    asked = inspect.signature(handler)
-    for parameter in asked.parameters.values():
+    signature = inspect.signature(handler)
+    for parameter in signature.parameters.values():
         if is_steps(parameter.annotation):
             raise ConfigurationError(
                 f"the handler of {consumer!r} has the parameter {parameter.name!r} for recorded steps, which only "
                 "consumers of onefold's own have (@once.consumer): what this queue delivers is handled in one "
                 "transaction. In a task of the queue without it, `once.work(name)` records steps"
             )
-    if "tx" not in asked.parameters:
+    if "tx" not in signature.parameters:
         raise ConfigurationError(
-            f"the handler of {consumer!r} is {getattr(handler, '__qualname__', handler)}{asked}; it must have a "
+            f"the handler of {consumer!r} is {getattr(handler, '__qualname__', handler)}{signature}; it must have a "
             "parameter tx: what it writes elsewhere would not commit with its ledger row"
         )
 
@@ -121,13 +121,13 @@ def check_handler(consumer: str, handler: Callable[..., Any]) -> None:
 def wrap_as(
     handle: Callable[..., Any], handler: Callable[..., Any], also: Sequence[inspect.Parameter]
 ) -> Callable[..., Any]:
-    """A function that looks like the handler to the library that calls it, except that `tx` is none of its business."""
-    asked = inspect.signature(handler)
+    """Give `handle` the handler's name and signature for the library that calls it, without `tx`."""
+    signature = inspect.signature(handler)
     functools.update_wrapper(handle, handler)
-    others = [parameter for name, parameter in asked.parameters.items() if name != "tx"]
-    seen = asked.replace(parameters=[*others, *also])
-    vars(handle)["__signature__"] = seen
-    annotated = {name: parameter.annotation for name, parameter in seen.parameters.items()}
+    others = [parameter for name, parameter in signature.parameters.items() if name != "tx"]
+    visible = signature.replace(parameters=[*others, *also])
+    vars(handle)["__signature__"] = visible
+    annotated = {name: parameter.annotation for name, parameter in visible.parameters.items()}
     handle.__annotations__ = {
         name: annotation for name, annotation in annotated.items() if annotation is not inspect.Parameter.empty
     }
@@ -135,7 +135,7 @@ def wrap_as(
 
 
 def refuse(consumer: str, options: Mapping[str, Any], losing: Mapping[str, tuple[Any, ...]], why: str) -> None:
-    """Refuse options that would lose a message, where they are written."""
+    """Refuse options that would lose a message, when the task is declared."""
     for name, values in losing.items():
         if name in options and options[name] in values:
             raise ConfigurationError(f"the task of {consumer!r} has {name}={options[name]!r}: {why}. Leave it out")

@@ -3,7 +3,7 @@
     @handled_once(once, "fulfilment", broker.task, max_retries=20)
     async def ship(order: str, tx: Transaction) -> None: ...
 
-It stands in the place of `@broker.task`, whose labels it takes. taskiq acknowledges a message whose task failed, after
+It replaces `@broker.task`, whose labels it takes. taskiq acknowledges a message whose task failed, after
 a retry middleware has sent it again, under the same id; without one it would be lost.
 """
 
@@ -54,15 +54,15 @@ def handled_once(
         {"ack_type": ("when_received", "manual"), "retry_on_error": (False,)},
         "taskiq would acknowledge a message that was not handled, and it would be lost",
     )
-    given = {"ack_type": "when_saved", "retry_on_error": True, "max_retries": TRIES}
-    told: set[str] = set()
+    defaults = {"ack_type": "when_saved", "retry_on_error": True, "max_retries": TRIES}
+    warned: set[str] = set()
 
     def identify(arguments: Sequence[Any], named: dict[str, Any]) -> str | None:
         context: Context | None = named.pop(_CONTEXT.name, None)
         if context is None:
             return None
-        if not context.is_ackable and consumer not in told:
-            told.add(consumer)
+        if not context.is_ackable and consumer not in warned:
+            warned.add(consumer)
             _log.warning(
                 "consumer %r: its broker (%s) has no acknowledgements: a message is lost if its process dies",
                 consumer, type(context.broker).__name__,
@@ -73,7 +73,7 @@ def handled_once(
         run = in_transaction(
             once, consumer, handler, identify, lease_s=lease_s, retention_s=retention_s, also=(_CONTEXT,)
         )
-        declared = task(**{**given, **labels})(run)
+        declared = task(**{**defaults, **labels})(run)
         _check(consumer, declared.broker.middlewares)
         return declared
 

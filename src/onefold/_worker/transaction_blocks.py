@@ -18,7 +18,7 @@ _NAME = "a transaction block"
 
 
 class Ends(Protocol):
-    """How a transaction that has begun ends."""
+    """Ends a transaction that has begun."""
 
     def commit(self, also: tuple[Statement, ...]) -> Flow[None]: ...
     def rollback(self, error: Exception) -> Flow[None]: ...

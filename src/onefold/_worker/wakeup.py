@@ -1,4 +1,4 @@
-"""Waking relays of other processes: a hint that may be lost, because polling is the backbone.
+"""Wakes relays of other processes: a hint that may be lost, because polling is the backbone.
 
 In one process a `Signal` does. Between processes on Postgres, writers send NOTIFY after commits, from a transaction of
 its own and at most once in a few milliseconds: a NOTIFY inside the business transaction makes commits queue up.
@@ -40,22 +40,22 @@ _log = logging.getLogger("onefold.worker")
 
 
 class _NotifySender:
-    """Whose NOTIFY it is: a relay of the same name has been told by a signal already, and need not hear of it."""
+    """Names the sender of a NOTIFY: a relay with the same sender got a signal already, and ignores it."""
 
     def __init__(self) -> None:
         self._name = uuid4().hex
 
     @property
     def sender(self) -> str:
-        """A child of fork hears what its parent sends: no signal reaches it."""
+        """With the process id: a child of fork must not ignore its parent's NOTIFY, since no signal reaches it."""
         return f"{self._name}.{getpid()}"
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         await Batch((Statement(_NOTIFY, (self.sender,)),))
 
 
 class Notifier(_NotifySender):
-    """Tells the relays of other processes that something was committed. Append `notify` to `Outbox.committed`."""
+    """Notifies relays of other processes of commits. Append `notify` to `Outbox.committed`."""
 
     def __init__(self, database: AsyncDatabase[Any]) -> None:
         super().__init__()
@@ -64,19 +64,20 @@ class Notifier(_NotifySender):
         self._sending: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
-        """At once, or soon after the last time: a burst is told twice at most. On the database's own loop."""
+        """Notify at once, or soon after the last time: a burst is notified twice at most. On the database's own
+        loop."""
         self._due = True
         if not self._is_sending():
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def close(self) -> None:
-        """What is not sent by now is not sent: relays poll."""
+        """Drop what is not sent yet: relays poll."""
         if self._sending is not None and self._is_sending():
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
     def _is_sending(self) -> bool:
-        """A task of a loop that is over never ends, nor does it send anything."""
+        """Whether the task still sends: one of a closed loop never ends, and sends nothing."""
         task = self._sending
         return task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
 
@@ -84,14 +85,14 @@ class Notifier(_NotifySender):
         while self._due:
             self._due = False
             try:
-                await run_on(self._database, with_connection(self._tell))
+                await run_on(self._database, with_connection(self._notify))
             except Exception as error:
                 _note_failure(error)
             await asyncio.sleep(NOTIFY_EVERY_S)
 
 
 class ThreadNotifier(_NotifySender):
-    """`Notifier` for threads: a thread of its own sends, for as long as there is something to be told."""
+    """`Notifier` for threads: a thread of its own sends, for as long as there is something to send."""
 
     def __init__(self, database: Database[Any]) -> None:
         super().__init__()
@@ -111,7 +112,7 @@ class ThreadNotifier(_NotifySender):
                 self._sending.start()
 
     def _forget(self) -> None:
-        """A fork takes no threads along, and one of them may have had the lock."""
+        """Reset after a fork, which copies no threads: one of them may have held the lock."""
         self._turn, self._sending = threading.Lock(), None
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class ThreadNotifier(_NotifySender):
                     return
                 self._due = False
             try:
-                run(with_connection(self._tell), ThreadExecutor(self._database))
+                run(with_connection(self._notify), ThreadExecutor(self._database))
             except Exception as error:
                 _note_failure(error)
             time.sleep(NOTIFY_EVERY_S)
@@ -138,6 +139,6 @@ def _note_failure(error: Exception) -> None:
     """Relays poll, so that only a hint is lost; the next one must be sent all the same."""
     if not isinstance(error, OnefoldError):
         _log.error(
-            "relays of other processes could not be told of a commit, and find its events when they poll next: %s",
+            "relays of other processes could not be notified of a commit, and find its events at their next poll: %s",
             error, exc_info=error,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the apps pass on to workers, by name and with types."""
+"""The settings that the apps pass on to workers, with their types."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class ConsumerSettings(TypedDict, total=False):
 
 
 def check_relay_settings(settings: Collection[str]) -> None:
-    """Refuse a name that is not a setting of a relay, where it is written."""
+    """Refuse a name that is not a setting of a relay, when it is passed."""
     refuse_unknown(settings, RelaySettings.__annotations__, "a relay")
 
 
 def select_consumers(consumers: Sequence[Consumer], only: Collection[str]) -> list[Consumer]:
-    """Those named; all, when none is."""
+    """The consumers named in `only`; all, if it is empty."""
     if isinstance(only, str):
         raise ConfigurationError(f"only={only!r} is one text; write a list of names: [{only!r}]")
-    known = {consumer.name: consumer for consumer in consumers}
-    unknown = sorted(set(only) - known.keys())
+    by_name = {consumer.name: consumer for consumer in consumers}
+    unknown = sorted(set(only) - by_name.keys())
     if unknown:
-        raise ConfigurationError(f"there is no consumer {unknown[0]!r}; there are {sorted(known)}")
-    if not known:
+        raise ConfigurationError(f"there is no consumer {unknown[0]!r}; there are {sorted(by_name)}")
+    if not by_name:
         raise ConfigurationError("there is no consumer to run: mark a handler with @once.consumer('name', topic='...')")
     return [consumer for consumer in consumers if not only or consumer.name in only]
