@@ -139,15 +139,15 @@ def test_a_release_asks_before_it_forgets(place: Place) -> None:
 def test_a_work_that_is_being_done_is_left_alone(place: Place, verb: str) -> None:
     held = place.flow(place.works.claim(ASK))
     assert isinstance(held, Held)
-    assert "is being done at this moment" in one_line(keys(place, verb, held.digest.hex(), "--yes"))
+    assert "is running at this moment" in one_line(keys(place, verb, held.digest.hex(), "--yes"))
     assert (place.works_left(), audit(place)) == (1, [])
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("release", C.hex()), "is being done at this moment"),
-        (("resume", C.hex()), "is being done at this moment"),
+        (("release", C.hex()), "is running at this moment"),
+        (("resume", C.hex()), "is running at this moment"),
         (("resume", A.hex()), "the outcome of call 'charge'"),
         (("resume", B.hex(), "--again"), "has no call whose outcome is unknown"),
         (("resume", B.hex(), "--result", "7"), "has no call whose outcome is unknown"),

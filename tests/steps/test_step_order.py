@@ -36,7 +36,7 @@ def points(*recorded: RecordedStep) -> StepOrder:
 
 
 def ask(machine: StepOrder, kind: StepKind, name: str, **options: Any) -> Any:
-    return machine.ask(kind, StepOptions(name, **options))
+    return machine.advance(kind, StepOptions(name, **options))
 
 
 def run(machine: StepOrder, kind: StepKind, name: str) -> None:
@@ -71,7 +71,7 @@ def test_a_refused_step_leaves_the_machine_as_it_was() -> None:
 def test_a_renamed_step_finds_its_record_and_keeps_its_key() -> None:
     renamed = StepOptions("charge", formerly=("pay", "bill"))
     for name in ("pay", "bill", "charge"):
-        assert isinstance(points(done(0, name, "call")).ask("call", renamed), RecordedResult)
+        assert isinstance(points(done(0, name, "call")).advance("call", renamed), RecordedResult)
     assert renamed.key_name == "pay"
     assert StepOptions("charge").key_name == "charge"
 
@@ -94,9 +94,9 @@ def test_a_name_is_used_once() -> None:
 def test_two_steps_at_once_are_refused() -> None:
     machine = points()
     ask(machine, "call", "charge")
-    with pytest.raises(WorkMisused, match="phase 'note' of POST /rides was asked for while call 'charge' runs"):
+    with pytest.raises(WorkMisused, match="phase 'note' of POST /rides was called while call 'charge' runs"):
         ask(machine, "phase", "note")
-    with pytest.raises(WorkMisused, match="finish of POST /rides was asked for while call 'charge' runs"):
+    with pytest.raises(WorkMisused, match="finish of POST /rides was called while call 'charge' runs"):
         machine.finish()
     machine.done(b"1")
     run(machine, "phase", "note")
@@ -220,7 +220,7 @@ class World:
         return answers
 
     def step(self, machine: StepOrder, op: Op, crashes: Iterator[bool]) -> bytes | None:
-        following = machine.ask(op.kind, StepOptions(op.name, repeatable=op.repeatable))
+        following = machine.advance(op.kind, StepOptions(op.name, repeatable=op.repeatable))
         if isinstance(following, RecordedResult):
             assert (following.recorded.name, following.recorded.kind) == (op.name, op.kind)
             return following.recorded.result
@@ -295,8 +295,8 @@ class ForgetsTheLast(StepOrder):
 class IgnoresTheMark(StepOrder):
     """Planted: makes a call again that was started."""
 
-    def ask(self, kind: StepKind, options: StepOptions) -> Any:
-        return super().ask(kind, StepOptions(options.name))
+    def advance(self, kind: StepKind, options: StepOptions) -> Any:
+        return super().advance(kind, StepOptions(options.name))
 
 
 class ClosesGaps(StepOrder):

@@ -27,7 +27,7 @@ def test_a_step_inside_of_an_open_block_is_refused_and_nothing_of_it_is_run(once
                 lambda: work.call("fetch", calls, "file"),
                 lambda: work.finish(insert, "last"),
             ):
-                with pytest.raises(WorkMisused, match="'import:42' was asked for inside an open"):
+                with pytest.raises(WorkMisused, match="'import:42' was called inside an open"):
                     ask()
         with once.handling("mail", "m1") as tx, pytest.raises(WorkMisused, match="End the block before the step"):
             work.phase("first", insert, "first")
@@ -63,10 +63,10 @@ async def test_an_awaited_step_inside_of_an_open_block_is_refused(address: str, 
     async with once.work("import:42") as work:
         async with once.transaction() as tx:
             await tx.connection.execute("INSERT INTO effects VALUES ('block')")
-            with pytest.raises(WorkMisused, match="was asked for inside an open"):
+            with pytest.raises(WorkMisused, match="was called inside an open"):
                 await work.call("fetch", fetch)
             task = asyncio.create_task(_ask_in(work, fetch))
-            with pytest.raises(WorkMisused, match="was asked for inside an open"):
+            with pytest.raises(WorkMisused, match="was called inside an open"):
                 await task
         assert await work.call("fetch", fetch) == "file"
     with pytest.raises(ProgrammerError, match="was called inside an open"):

@@ -115,12 +115,12 @@ def test_an_outcome_that_was_told_in_a_wrong_form_parks_the_work_and_is_told_aga
     caplog.clear()
     with caplog.at_level(logging.ERROR), pytest.raises(WorkParked) as caught:
         letter.attempt()
-    assert "A person told it" in str(caught.value.__cause__)
+    assert "It was entered" in str(caught.value.__cause__)
     work, [step] = place.flow(show_work(place.database.dialect, letter.work.id))
     assert (work.state, step.state, step.result) == ("parked", "started", b'\x00{"ID":"s-1"}')
     for text in (work.reason or "", caplog.text):
         assert "no field 'ID' in Sent, field 'id' is missing" in text
-        assert "tell it again" in text
+        assert "enter it again" in text
         assert "--result" in text
     with pytest.raises(WorkNotFit, match="the outcome of call 'send'"):
         place.flow(resume(place.database.dialect, letter.work.id, actor="ada"))
@@ -178,7 +178,7 @@ def test_an_outcome_that_an_attempt_has_gone_on_with_is_not_told_again_after_its
     letter.fails_behind = True
     with pytest.raises(KeyError):
         letter.attempt()
-    with pytest.raises(ResultUnreadable, match="A person told it"):
+    with pytest.raises(ResultUnreadable, match="It was entered"):
         letter.attempt(returns=int)
     with pytest.raises(WorkNotFit, match="has gone on with what was recorded"):
         letter.say({"id": "s-2"})
@@ -259,7 +259,7 @@ def test_an_outcome_that_was_not_sealed_as_its_application_seals_parks_the_work_
         letter.attempt()
     work, [step] = place.flow(show_work(place.database.dialect, letter.work.id))
     assert (work.state, step.state) == ("parked", "started")
-    assert "tell it again, with --app" in (work.reason or "")
+    assert "enter it again, with --app" in (work.reason or "")
     letter.say({"id": "s-1"}, Sealing(ring))
     letter.attempt()
     assert effects(place) == ["s-1"]

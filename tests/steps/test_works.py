@@ -241,7 +241,7 @@ async def test_on_asyncio_two_steps_at_once_are_refused(address: str) -> None:
     async def slow() -> None:
         await asyncio.sleep(0)
 
-    told = "call 'b' of the work 'x' was asked for while call 'a' runs.*what only reads may be asked for at once"
+    told = "call 'b' of the work 'x' was called while call 'a' runs.*several reads may be sent at once"
     with pytest.raises(WorkMisused, match=told):
         async with once.work("x") as work:
             await asyncio.gather(work.call("a", slow), work.call("b", slow))

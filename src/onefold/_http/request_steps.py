@@ -16,7 +16,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run
 from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.model import Held
-from onefold._steps.step_telemetry import StepTelling
+from onefold._steps.step_telemetry import StepReporter
 from onefold._steps.steps import MakeStep, Steps, on_loop, on_thread
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RequestSteps:
             isolation=isolation,
             sealing=shared.sealing,
             renewals=shared.renewals,
-            telling=StepTelling(guarded.shared.listener, guarded.operation),
+            reporter=StepReporter(guarded.shared.listener, guarded.operation),
             tracer=guarded.shared.tracer,
         )
         guarded.tx.explain(BETWEEN_STEPS)

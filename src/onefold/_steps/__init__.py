@@ -1,1 +1,1 @@
-"""Recorded steps: work that goes on where it was interrupted."""
+"""Recorded steps: work that continues where it was interrupted."""

@@ -1,9 +1,10 @@
-"""What the steps of a work do: a phase in its transaction, a call and its record, the end.
+"""Performs the steps of a work: a phase in its transaction, a call and its record, the end.
 
-Theory of operation. A phase locks the work's row where it is ours, runs the user's function in that transaction, and
-commits its rows, its events, its record and a new lease together. The lock keeps others from taking the work over for
-as long as the phase lasts. A call runs without a connection; its result is recorded in a short transaction afterwards.
-The transaction of `finish` is begun like that of a phase; who ends it depends on what the work is (`WorkEnd`).
+Theory of operation. A phase locks the work's row, if its fence is still ours, runs the user's function in that
+transaction, and commits its rows, its events, its record and a new lease together. The lock keeps others from taking
+the work over for as long as the phase lasts. A call runs without a connection; its result is recorded in a short
+transaction afterwards. The transaction of `finish` is begun like that of a phase; who ends it depends on what the work
+is (`WorkEnd`).
 
 Failure windows. A crash in a phase is a rollback, a crash after its COMMIT finds the record. A crash between a call and
 its record makes the call again, under the same key; a call that must not be made again is marked before, and parks the
@@ -28,7 +29,7 @@ from onefold._steps.sealing import Sealing
 from onefold._steps.step_order import NewStep, Next, RecordedResult, StepOptions, StepOrder, Unknown
 from onefold._steps.step_records import StepRecords
 from onefold._steps.step_results import StepResults
-from onefold._steps.step_telemetry import StepTelling
+from onefold._steps.step_telemetry import StepReporter
 from onefold._steps.step_trace import trace_recorded, trace_step
 from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.works import CLAIMS_MAX, Works, note_taken_over
@@ -50,7 +51,7 @@ class AttemptSteps:
         isolation: Isolation | None,
         sealing: Sealing,
         renewals: LeaseRenewals,
-        telling: StepTelling,
+        reporter: StepReporter,
         tracer: Tracer | None = None,
     ) -> None:
         held = claim if isinstance(claim, Held) else None
@@ -63,8 +64,8 @@ class AttemptSteps:
         self._results = StepResults(self.digest, operation, sealing)
         self._renewals = renewals
         self._tracer = tracer
-        self._order = StepOrder(claim.steps, what=operation, ended=telling.tell_end)
-        self.guard = AttemptGuard(works, held, operation, renewals, telling, end.describe_parked)
+        self._order = StepOrder(claim.steps, what=operation, ended=reporter.report_end)
+        self.guard = AttemptGuard(works, held, operation, renewals, reporter, end.describe_parked)
         self._records = StepRecords(works, operation, self.guard)
         #: Names that keys were derived from.
         self.derived: set[str] = set()
@@ -76,7 +77,7 @@ class AttemptSteps:
     async def phase(
         self, options: StepOptions, function: Callable[[Any], Any], returns: object, new_transaction: NewTransaction
     ) -> Any:
-        step = self._ask("phase", options)
+        step = self._advance("phase", options)
         if not isinstance(step, NewStep):
             self._note_recorded("phase", options.name)
             return self._results.read(step.recorded, returns)
@@ -95,7 +96,7 @@ class AttemptSteps:
         return await self._trace("phase", step.name, self._run(held, run))
 
     async def call(self, options: StepOptions, function: Callable[[], Any], returns: object) -> Any:
-        step = self._ask("call", options)
+        step = self._advance("call", options)
         if isinstance(step, Unknown):
             raise await self.guard.park(step.recorded.name)
         if isinstance(step, RecordedResult):
@@ -122,13 +123,14 @@ class AttemptSteps:
                 raise
             raise await self.guard.park_told(recorded, error) from error
 
-    def _may_have_used(self, told: RecordedStep) -> bool:
-        """Whether an attempt may have gone on with what a person told: there was one before, or a later record."""
+    def _may_have_used(self, entered: RecordedStep) -> bool:
+        """Whether an attempt may have used the outcome that an operator entered: there was one before, or a later
+        record."""
         held = self.guard.held
-        return held.attempts > 1 or held.steps[-1].position > told.position
+        return held.attempts > 1 or held.steps[-1].position > entered.position
 
     async def _run(self, held: Held, step: Callable[[], Flow[tuple[RecordedStep, Any]]]) -> Any:
-        """Run a step that gives its record, once that is committed, and what its user gets."""
+        """Run a step, which returns its record, committed, and its value for the user."""
         try:
             record, value = await step()
         except Exception:
@@ -188,7 +190,7 @@ class AttemptSteps:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step was asked for."""
+        """Whether a step was called."""
         return self._order.has_begun
 
     def leave(self) -> bool:
@@ -205,14 +207,14 @@ class AttemptSteps:
         begin: tuple[BatchItem, ...] = (
             begin_at(self._isolation), *self._works.sql.opening(held.phase_s), *before, self._works.sql.lock(held),
         )  # fmt: skip
-        for left in reversed(range(CLAIMS_MAX)):
+        for remaining in reversed(range(CLAIMS_MAX)):
             try:
-                ours = await checkout(functools.partial(run_batch, *begin))
+                is_ours = await checkout(functools.partial(run_batch, *begin))
                 break
             except SerializationFailed:  # the lease was renewed after the snapshot was taken
-                if not left:
+                if not remaining:
                     raise
-        if not ours:
+        if not is_ours:
             await rollback_and_release()
             raise note_taken_over(held)
 
@@ -244,11 +246,11 @@ class AttemptSteps:
         if self._tracer is not None:
             trace_recorded(self._tracer, kind, name)
 
-    # --- what they share -------------------------------------------------------------------------------------
+    # --- shared ----------------------------------------------------------------------------------------------
 
-    def _ask(self, kind: StepKind, options: StepOptions) -> Next:
+    def _advance(self, kind: StepKind, options: StepOptions) -> Next:
         self.guard.check_next(f"{kind} {options.name!r}")
-        step = self._order.ask(kind, options)
+        step = self._order.advance(kind, options)
         if isinstance(step, NewStep) and self._done is not None:
             self._order.failed()
             raise WorkMisused(

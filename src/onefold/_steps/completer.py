@@ -2,9 +2,9 @@
 
 Theory of operation. A work whose lease ended some time ago is picked, one at a time, and its request is made again in
 this process, without its client. The request claims its key as any other does: it takes the work over with its steps,
-or finds that a retry of the client is at it already. So the completer needs no right of its own, and whatever holds for
-a retry holds for it. Afterwards it looks: a work that is gone is completed; one that is still there has failed, is
-tried again after a growing pause, and after so many attempts waits for a person.
+or finds that a retry of the client is at it already. So the completer needs no rights of its own, and every guarantee
+of a retry holds for it. Then it reads the work again: one that is gone is completed; one that is still there has
+failed, is tried again after a growing pause, and after so many attempts waits for a person.
 
 Failure windows. A completer that dies leaves the work as any process would: its lease runs out, and the next one picks
 it when it is due again. Two completers never pick one work within the pause that picking gives it; if they did, one of
@@ -32,7 +32,7 @@ _log = logging.getLogger("onefold.steps")
 
 #: From picking a work to its claim: other completers leave it alone for so long.
 _HOLD_S: Final = 60.0
-#: How often, about, a completer looks for what was left.
+#: How often, about, a completer looks for abandoned works.
 COMPLETING_EVERY_S: Final = 30.0
 #: No handler takes so long, unless it hangs.
 ATTEMPT_S: Final = 600.0
@@ -70,11 +70,11 @@ class Abandoned(NamedTuple):
 
 
 class CompletionAttempt(NamedTuple):
-    """How a request that was made again ended."""
+    """The result of a request that was made again."""
 
     status: int | None
     error: str | None = None
-    """What it raised."""
+    """The error it raised."""
 
     @property
     def reason(self) -> str:
@@ -84,7 +84,7 @@ class CompletionAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompletedWorks:
-    """What one round of the completer came to."""
+    """The counts of one round of the completer."""
 
     completed: int = 0
     failed: int = 0
@@ -122,15 +122,15 @@ class Completer:
 
     async def complete_one(self) -> Outcome | None:
         """Try the next one. None: nothing is due."""
-        picked = await with_connection(self._pick)
-        if picked is None:
+        work = await with_connection(self._pick)
+        if work is None:
             return None
-        ended: CompletionAttempt = await Call(lambda: self._attempt(picked))
+        ended: CompletionAttempt = await Call(lambda: self._attempt(work))
 
-        async def look() -> Outcome:
-            return await self._judge(picked, ended)
+        async def judge() -> Outcome:
+            return await self._judge(work, ended)
 
-        return await with_connection(look)
+        return await with_connection(judge)
 
     async def _pick(self) -> Abandoned | None:
         rows = await Fetch(self._sql.pick(self._config.abandoned_after_s, _HOLD_S))
@@ -139,55 +139,55 @@ class Completer:
         [(digest, operation, attempts, request)] = rows
         return Abandoned(bytes(digest), operation, attempts, bytes(request))
 
-    async def _judge(self, picked: Abandoned, ended: CompletionAttempt) -> Outcome:
+    async def _judge(self, work: Abandoned, ended: CompletionAttempt) -> Outcome:
         await Batch((Boundary.BEGIN,))
-        rows = await Fetch(self._sql.find(picked.digest))
+        rows = await Fetch(self._sql.find(work.digest))
         if not rows:
-            locked = await Fetch(self._sql.is_there(picked.digest))
+            locked = await Fetch(self._sql.is_there(work.digest))
             await Batch((Boundary.ROLLBACK,))
-            return "busy" if locked else self._tell_completed(picked, ended)
+            return "busy" if locked else self._report_completed(work, ended)
         attempts, parked, leased = rows[0]
         if parked is not None or leased:
             await Batch((Boundary.ROLLBACK,))
-            # Parked by the attempt that was just made, which has told it; leased by one that has taken the work over.
+            # Parked by this attempt, which has reported it; leased by another one that has taken the work over.
             return "busy" if parked is None else "parked"
-        # An attempt that did not get as far as the claim was one all the same: a route that is gone, a 401.
-        attempts = max(attempts, picked.attempts + 1)
+        # An attempt that failed before its claim counts, too: a route that is gone, a 401.
+        attempts = max(attempts, work.attempts + 1)
         if attempts >= self._config.attempts_max:
             reason = f"failed {attempts} times: {ended.reason}"
-            await Batch((self._sql.park(picked.digest, attempts, reason), Boundary.COMMIT))
-            return self._tell_parked(picked, attempts, reason)
+            await Batch((self._sql.park(work.digest, attempts, reason), Boundary.COMMIT))
+            return self._report_parked(work, attempts, reason)
         wait_s = self._config.backoff.pause_s(attempts, draw=self._draw)
-        await Batch((self._sql.postpone(picked.digest, attempts, wait_s), Boundary.COMMIT))
-        return self._tell_failed(picked, attempts, ended.reason, wait_s)
+        await Batch((self._sql.postpone(work.digest, attempts, wait_s), Boundary.COMMIT))
+        return self._report_failed(work, attempts, ended.reason, wait_s)
 
-    def _tell_completed(self, picked: Abandoned, ended: CompletionAttempt) -> Outcome:
+    def _report_completed(self, work: Abandoned, ended: CompletionAttempt) -> Outcome:
         status = ended.status or 0
         _log.info(
-            "%s (work %s), which was left, is completed: status %d", picked.operation, picked.digest.hex(), status,
-            extra=_describe("work.completed", picked, picked.attempts + 1),
+            "%s (work %s), which was abandoned, is completed: status %d", work.operation, work.digest.hex(), status,
+            extra=_describe("work.completed", work, work.attempts + 1),
         )  # fmt: skip
-        emit(self._listener, WorkCompleted(picked.operation, status, picked.attempts + 1))
+        emit(self._listener, WorkCompleted(work.operation, status, work.attempts + 1))
         return "completed"
 
-    def _tell_failed(self, picked: Abandoned, attempts: int, reason: str, wait_s: float) -> Outcome:
+    def _report_failed(self, work: Abandoned, attempts: int, reason: str, wait_s: float) -> Outcome:
         _log.warning(
-            "%s (work %s), which was left, could not be completed, attempt %d of %d: %s; tried again in %.3g s",
-            picked.operation, picked.digest.hex(), attempts, self._config.attempts_max, reason, wait_s,
-            extra=_describe("work.failed", picked, attempts),
+            "%s (work %s), which was abandoned, could not be completed, attempt %d of %d: %s; tried again in %.3g s",
+            work.operation, work.digest.hex(), attempts, self._config.attempts_max, reason, wait_s,
+            extra=_describe("work.failed", work, attempts),
         )  # fmt: skip
-        emit(self._listener, WorkAttemptFailed(picked.operation, attempts, reason))
+        emit(self._listener, WorkAttemptFailed(work.operation, attempts, reason))
         return "failed"
 
-    def _tell_parked(self, picked: Abandoned, attempts: int, reason: str) -> Outcome:
+    def _report_parked(self, work: Abandoned, attempts: int, reason: str) -> Outcome:
         _log.error(
             "%s (work %s) is parked and is not tried again: %s. Repair the cause, then `onefold keys resume %s`, or "
-            "`release`", picked.operation, picked.digest.hex(), reason, picked.digest.hex(),
-            extra=_describe("work.parked", picked, attempts),
+            "`release`", work.operation, work.digest.hex(), reason, work.digest.hex(),
+            extra=_describe("work.parked", work, attempts),
         )  # fmt: skip
-        emit(self._listener, WorkIsParked(picked.operation, attempts, reason))
+        emit(self._listener, WorkIsParked(work.operation, attempts, reason))
         return "parked"
 
 
-def _describe(event: str, picked: Abandoned, attempts: int) -> dict[str, dict[str, LogField]]:
-    return log_extra(event, operation=picked.operation, work=picked.digest.hex(), attempt=attempts)
+def _describe(event: str, work: Abandoned, attempts: int) -> dict[str, dict[str, LogField]]:
+    return log_extra(event, operation=work.operation, work=work.digest.hex(), attempt=attempts)

@@ -1,4 +1,5 @@
-"""COMMIT of what is written for a work: refused where the work was taken over, looked for where its answer was lost."""
+"""Commits what is written for a work: refuses it if the work was taken over, and looks for a COMMIT whose answer was
+lost."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Look = Callable[[], Flow[bool | None]]
 
 
 async def commit_fenced(held: Held, batch: tuple[BatchItem, ...], look: Look, *, lost: str, way_out: str) -> bool:
-    """End the transaction with this batch. Whether its connection is to be given back: it is gone where the answer was
-    lost. Raises WorkTakenOver, and what `find_lost_commit` does."""
+    """End the transaction with this batch. True: the connection is to be given back; False: it was lost with the
+    answer. Raises WorkTakenOver, and what `find_lost_commit` does."""
     try:
         await Batch(batch)
     except ConnectionLost as error:
@@ -36,8 +37,8 @@ async def commit_fenced(held: Held, batch: tuple[BatchItem, ...], look: Look, *,
 async def find_lost_commit(look: Look, error: ConnectionLost, *, lost: str, way_out: str) -> None:
     """COMMIT was sent and its answer `lost`. Returns where it took place. Raises StoreUnavailable where it did not,
     with the `way_out`; OutcomeUnknown."""
-    found, asked = await look_until_known(look)
-    if found is None:
-        raise OutcomeUnknown(f"{lost} and {'it is not decided yet' if asked else 'the store cannot be asked'}")
-    if not found:
+    is_committed, could_look = await look_until_known(look)
+    if is_committed is None:
+        raise OutcomeUnknown(f"{lost} and {'it is not decided yet' if could_look else 'the store cannot be read'}")
+    if not is_committed:
         raise StoreUnavailable(f"{lost}, and nothing of it was committed; {way_out}") from error

@@ -42,27 +42,27 @@ _AGAIN: Final = 10
 
 
 async def renew(dialect: str, works: Sequence[Held]) -> list[Held]:
-    """Renew the leases; which of the works are another process's now."""
+    """Renew the leases; returns the works that another process has taken over."""
     sql = STATEMENTS[dialect].renewals
     lost: list[Held] = []
 
-    async def all_of_them() -> None:
-        for alike in _by_lease(works):
-            lost.extend(await _renew(sql, alike))
+    async def renew_all() -> None:
+        for of_lease in _by_lease(works):
+            lost.extend(await _renew(sql, of_lease))
 
-    await with_connection(all_of_them)
+    await with_connection(renew_all)
     return lost
 
 
 async def _renew(sql: Renewals, works: Sequence[Held]) -> list[Held]:
     renewed = _digests(await Fetch(sql.renew(works)))
-    left = [work for work in works if work.digest not in renewed]
-    ours = _digests(await Fetch(sql.ours(left))) if left else ()
-    return [work for work in left if work.digest not in ours]
+    unrenewed = [work for work in works if work.digest not in renewed]
+    own = _digests(await Fetch(sql.ours(unrenewed))) if unrenewed else ()
+    return [work for work in unrenewed if work.digest not in own]
 
 
 class _Beats:
-    """Which works are held, and when each must be renewed. A machine that is told the time."""
+    """The held works, and when each must be renewed. A machine: callers pass the time."""
 
     def __init__(self) -> None:
         self._due: dict[Held, float] = {}
@@ -84,7 +84,7 @@ class _Beats:
         return min(self._due.values())
 
     def note_renewed(self, works: Iterable[Held], lost: Collection[Held], now: float) -> None:
-        """The works were renewed, but for those that are lost."""
+        """Record that the works were renewed, except those that are lost."""
         for work in works:
             if work not in self._due:
                 continue  # its call has ended meanwhile
@@ -92,8 +92,8 @@ class _Beats:
                 del self._due[work]
                 work.taken_over = True
                 logger.warning(
-                    "%s (%s) was taken over by another process: its lease of %g s had run out. What it still does here "
-                    "is not recorded",
+                    "%s (%s) was taken over by another process: its lease of %g s had expired. Its further steps "
+                    "in this process are not recorded",
                     work.operation,
                     work.digest.hex(),
                     work.lease_s,
@@ -102,8 +102,8 @@ class _Beats:
                 self.hold(work, now)
 
     def note_failed(self, works: Collection[Held], error: Exception, now: float) -> None:
-        """The works were not renewed: each is tried again in its own time. Those that were held meanwhile are not
-        concerned."""
+        """Record that the works were not renewed: each is retried after a part of its lease. Works that were added
+        meanwhile are not concerned."""
         again_s = min((work.lease_s for work in works), default=0.0) / _AGAIN
         logger.warning(
             "the leases of %d works could not be renewed: %s; tried again in %.3g s", len(works), error, again_s
@@ -135,7 +135,7 @@ class ThreadHeartbeat:
         self._here.drop(work)
 
     def close(self) -> None:
-        """End the thread. What is held is renewed no more."""
+        """End the thread. Held works are renewed no more."""
         self._process.renew(self._begin)
         self._here.close()
 
@@ -176,7 +176,7 @@ class _ThreadBeats:
         while works := self._wait():
             try:
                 lost = run(renew(self._database.dialect, works), ThreadExecutor(self._database))
-            except Exception as error:  # whatever it is, the next beat may do better; without beats all works are lost
+            except Exception as error:  # of any kind: the next beat may succeed; without beats all works are lost
                 with self._changed:
                     self.beats.note_failed(works, error, monotonic_s())
             else:
@@ -184,7 +184,7 @@ class _ThreadBeats:
                     self.beats.note_renewed(works, lost, monotonic_s())
 
     def _wait(self) -> list[Held]:
-        """What is held when the next beat is due. Nothing: this thread ends, and the next work starts another."""
+        """The works to renew, when the next beat is due. Empty: this thread ends, and the next work starts another."""
         with self._changed:
             due: float | None = None
             while not self._closing:
@@ -215,7 +215,7 @@ class TaskHeartbeat:
         self._loops.here().drop(work)
 
     async def close(self) -> None:
-        """End the beats of this loop. What is held is renewed no more."""
+        """End the beats of this loop. Held works are renewed no more."""
         for here in self._loops.take():
             await here.close()
 
@@ -272,18 +272,18 @@ class _LoopHeartbeat:
         works = self._beats.works()
         try:
             lost = await resist(run_async(renew(self._database.dialect, works), TaskExecutor(self._database)))
-        except Exception as error:  # whatever it is, the next beat may do better; without beats all works are lost
+        except Exception as error:  # of any kind: the next beat may succeed; without beats all works are lost
             self._beats.note_failed(works, error, self._loop.time())
         else:
             self._beats.note_renewed(works, lost, self._loop.time())
 
 
 def _by_lease(works: Sequence[Held]) -> Iterable[Sequence[Held]]:
-    """In parts of one lease each, none too large for a statement."""
+    """The works in groups of one lease each, none too large for a statement."""
     for lease_s in sorted({work.lease_s for work in works}):
-        alike = [work for work in works if work.lease_s == lease_s]
-        for first in range(0, len(alike), RENEWED_AT_ONCE):
-            yield alike[first : first + RENEWED_AT_ONCE]
+        of_lease = [work for work in works if work.lease_s == lease_s]
+        for first in range(0, len(of_lease), RENEWED_AT_ONCE):
+            yield of_lease[first : first + RENEWED_AT_ONCE]
 
 
 def _digests(rows: Sequence[Sequence[Any]]) -> frozenset[bytes]:

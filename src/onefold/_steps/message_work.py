@@ -12,14 +12,14 @@ from onefold._kernel.tracing import Tracer
 from onefold._steps.model import Held, WorkAsk, digest_of, lease_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.sql.unfinished_works import STATEMENTS
-from onefold._steps.step_telemetry import StepTelling
+from onefold._steps.step_telemetry import StepReporter
 from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, note_taken_over
 
 
 class MessageName(NamedTuple):
-    """What the work of a message is known by."""
+    """The identity of a message's work."""
 
     consumer: str
     source: str
@@ -70,7 +70,7 @@ class MessageWork(Work):
             isolation=isolation,
             sealing=sealing,
             renewals=renewals,
-            telling=StepTelling(listener, name.consumer),
+            reporter=StepReporter(listener, name.consumer),
             tracer=tracer,
             before=before,
             unless=unless,
@@ -89,14 +89,14 @@ class MessageWork(Work):
     async def is_ended(self, held: Held) -> bool | None:
         async def look() -> bool | None:
             await Batch((Boundary.BEGIN,))
-            seen = await Fetch(self.works.sql.look(held))
-            known = await Fetch(self._known)
+            rows = await Fetch(self.works.sql.look(held))
+            ended = await Fetch(self._known)
             await Batch((Boundary.ROLLBACK,))
-            if known:
+            if ended:
                 return True
-            if not seen:  # its transaction still has the row, perhaps
+            if not rows:  # its transaction still has the row, perhaps
                 return None
-            if seen[0][0] != held.fence:
+            if rows[0][0] != held.fence:
                 raise note_taken_over(held)
             return False
 
@@ -104,18 +104,18 @@ class MessageWork(Work):
 
 
 def write_operation(name: MessageName) -> str:
-    """What people and logs call the work of a message."""
+    """The name of a message's work, for logs and lists."""
     return f"{name.consumer}: {name.message_id} from {name.source}"
 
 
 def read_operation(operation: str) -> MessageName:
-    """The message that a work is of. Names of consumers have no colon, and sources no spaces."""
+    """The message of a work. Names of consumers have no colon, and sources no spaces."""
     consumer, _, rest = operation.partition(": ")
     message_id, _, source = rest.rpartition(" from ")
     return MessageName(consumer, source, message_id)
 
 
 def forget_message(dialect: str, consumer: str, source: str, message_id: str) -> tuple[Statement, ...]:
-    """What deletes its work, and all that is recorded of it: the message was given up. One that is being done at this
-    moment stays, and ends."""
+    """Statements that delete the work of a discarded message, with its records. A work that is running stays, and
+    ends."""
     return STATEMENTS[dialect].forget_idle(MessageName(consumer, source, message_id).digest)

@@ -1,4 +1,4 @@
-"""What a work is, what can become of a claim on it, and what is recorded of it.
+"""A work, the outcomes of a claim on it, and its records.
 
 A work is in one of these states, seen from a process that wants to do it:
 
@@ -24,24 +24,24 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 WorkKind: TypeAlias = Literal["request", "message", "work"]
 StepKind: TypeAlias = Literal["phase", "call"]
-#: Told: by a person, who found out what became of it.
+#: "told": entered by an operator, who found out the outcome.
 StepState: TypeAlias = Literal["started", "done", "told"]
 
 #: Fences begin anywhere below this: a work that was forgotten and claimed anew must not have the fence of the process
 #: that held it before.
 FENCE_END: Final = 1 << 62
 
-#: What a caller is told to wait, at most: a client that has to wait for longer gives up.
-_ASK_AGAIN_S_MAX: Final = 60.0
+#: The longest Retry-After: a client that has to wait for longer gives up.
+_RETRY_AFTER_S_MAX: Final = 60.0
 
 _digest = partial(blake2b, digest_size=16, person=b"onefold.work")
 
 
-#: How long a process that does a work may be silent, unless it is said: renewed a third of it apart, however long the
-#: work takes. Clients that retry by default outlast it.
+#: How long a process that does a work may be silent, by default: renewed every third of it, however long the work
+#: takes. Clients that retry by default outlast it.
 WORK_LEASE_S: Final = 15.0
 
-#: How long a phase may take, unless it is said.
+#: How long a phase may take, by default.
 PHASE_S: Final = 60.0
 
 
@@ -63,16 +63,16 @@ class WorkAsk(NamedTuple):
     digest: bytes
     kind: WorkKind
     operation: str
-    """What people and logs call it."""
+    """Its name in logs and lists."""
     fingerprint: bytes
     lease_s: float
     """How long its process may be silent before another takes it over."""
     retention_s: float
     earlier: tuple[bytes, ...] = ()
-    """What a deploy before calls the same work: one that is found there goes on under that name, and so keeps its
+    """The digests of the same work in an earlier release: a work found under one goes on under it, and so keeps its
     derived keys."""
     request: bytes | None = None
-    """What it takes to do the work again without its caller."""
+    """The stored request, to do the work again without its caller."""
     same: Callable[[bytes, bytes], bool] | None = None
     """Whether a work with this digest and fingerprint has the same input; None: if the fingerprints agree."""
     phase_s: float = PHASE_S
@@ -94,7 +94,7 @@ class RecordedStep(NamedTuple):
     kind: StepKind
     state: StepState
     result: bytes | None
-    """As it is stored: sealed, where results are."""
+    """The stored bytes: sealed, where results are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +110,7 @@ class Held:
     attempts: int = 1
     steps: tuple[RecordedStep, ...] = ()
     may_have_called: bool = False
-    """Whether a call was begun, here or, for all that is known, by an attempt before: something may have happened that
-    is not recorded."""
+    """Whether a call was begun, here or possibly by an earlier attempt: it may have taken effect without a record."""
     taken_over: bool = False
     """Another process was found to have it."""
 
@@ -124,11 +123,11 @@ class Busy:
 
     @classmethod
     def silent(cls, *, left_s: float, lease_s: float) -> Busy:
-        """By a process of which was heard last when it took or renewed its lease. The longer that is ago, the more
-        likely it is dead, and the lease must run out: a duplicate that comes at once is told a second, and a retry
-        after a crash gets through in a few attempts."""
+        """Busy by a process that last took or renewed its lease some time ago. The longer ago, the more likely it is
+        dead and its lease must expire: an immediate duplicate is told to retry after a second, and a retry after a
+        crash gets through in a few attempts."""
         silent_s = max(0.0, lease_s - left_s)
-        return cls(max(1.0, min(2 * silent_s, left_s, _ASK_AGAIN_S_MAX)))
+        return cls(max(1.0, min(2 * silent_s, left_s, _RETRY_AFTER_S_MAX)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from onefold._kernel.tracing import Tracer
 from onefold._policy.ranges import require
 from onefold._steps.model import Held, WorkAsk, digest_of, lease_of
 from onefold._steps.sealing import Sealing
-from onefold._steps.step_telemetry import StepTelling
+from onefold._steps.step_telemetry import StepReporter
 from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
@@ -65,7 +65,7 @@ class NamedWork(Work):
             isolation=isolation,
             sealing=sealing,
             renewals=renewals,
-            telling=StepTelling(listener, "work"),
+            reporter=StepReporter(listener, "work"),
             tracer=tracer,
         )
 
@@ -85,7 +85,7 @@ def _check_name(name: object) -> None:
 
 
 def _fingerprint(name: str, data: object, pepper: bytes) -> bytes:
-    """Of what a work is begun with, whatever the order of its members."""
+    """A hash of the work's data that does not depend on the order of its members."""
     plain = json.loads(encode_result(data, what=f"data of once.work({name!r})"))
     framed = f"{len(name)}:{name}{json.dumps(plain, sort_keys=True)}".encode("utf-8", "surrogatepass")
     return blake2b(framed, digest_size=32, key=pepper, person=b"onefold.workdata").digest()

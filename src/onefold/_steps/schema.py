@@ -1,7 +1,7 @@
 """The tables of recorded steps, as numbered migrations per dialect. A number, once released, never changes.
 
-`onefold_work` has one row for each work that is being done, or waits to be gone on with; `onefold_step` what was
-recorded of it. No key, no principal: the digest cannot be turned back into them; `request` and `result` may be sealed.
+`onefold_work` has one row for each work that is running, or waits to be continued; `onefold_step` has its records. No
+key, no principal: the digest cannot be turned back into them; `request` and `result` may be sealed.
 """
 
 from __future__ import annotations

@@ -12,17 +12,17 @@ _SEALED: Final = b"\x01"
 
 
 class Sealing(NamedTuple):
-    """How what is recorded is sealed."""
+    """Seals and unseals recorded results."""
 
     sealer: Sealer | None = None
     unsealed: bool = False
-    """Whether what was recorded before there was a sealer is read beside it."""
+    """Whether results that were recorded before there was a sealer can be read, too."""
 
     def seal(self, plain: bytes, context: bytes) -> bytes:
         return _PLAIN + plain if self.sealer is None else _SEALED + self.sealer.seal(plain, context)
 
     def unseal(self, stored: bytes, context: bytes, *, what: str) -> bytes:
-        """What was sealed. Raises WorkUnreadable, which says it of `what`."""
+        """The plain bytes. Raises WorkUnreadable, whose text names `what`."""
         tag, content = stored[:1], stored[1:]
         if tag == _PLAIN:
             if self.sealer is not None and not self.unsealed:
@@ -43,15 +43,15 @@ def is_sealed(stored: bytes) -> bool:
 
 
 def step_context(digest: bytes, position: int, name: str) -> bytes:
-    """What a sealed result belongs to: moved to another work or step, it does not open."""
+    """The context that a sealed result is bound to: moved to another work or step, it does not open."""
     return b"onefold.step.1:%b%d:%b" % (digest, position, name.encode("utf-8", "surrogatepass"))
 
 
 def end_context(digest: bytes) -> bytes:
-    """What the seal of a finished work's result is bound to."""
+    """The context that the sealed result of a finished work is bound to."""
     return b"onefold.end.1:" + digest
 
 
 def request_context(digest: bytes) -> bytes:
-    """What the seal of the request that a work is about is bound to."""
+    """The context that the sealed request of a work is bound to."""
     return b"onefold.request.1:" + digest

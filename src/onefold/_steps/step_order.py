@@ -1,17 +1,17 @@
-"""The order of a work's steps: what is to be done with each that the code asks for. No I/O: a machine that is told all.
+"""The order of a work's steps: decides whether each step runs or is answered from its record. A machine without I/O.
 
-Rules. The n-th step that the code asks for is the n-th of the record: the same name (or one that it had formerly) and
-the same kind. It is answered from the record, and never run again. Behind the last recorded one, steps are new and run.
-Code that asks for something else than an earlier attempt recorded was changed, or decides by what is not recorded
-(time, chance, a row that others write): it is refused before anything runs.
+Rules. The n-th step that the code calls is the n-th of the record: the same name (or one that it had formerly) and the
+same kind. It is answered from the record, and never run again. Behind the last recorded one, steps are new and run.
+Code that calls another step than an earlier attempt recorded was changed, or decides by something unrecorded (time,
+chance, a row that others write): it is refused before anything runs.
 
 A step that raised is not recorded, and keeps its position. Code that catches the error and goes on (a declined card,
 and a phase that notes it) leaves a gap in the record: on resume, the step of the gap runs again, and what was recorded
-behind it answers where the code takes the same way. It may be asked for again at once, as a retry; after another step,
-its name is used up.
+behind it answers where the code takes the same way. It may be called again at once, as a retry; after another step, its
+name is used up.
 
 A call that must not be made twice is marked as started before it is made. Found started and not done, its outcome is
-unknown: it is never made again, and a person must say what became of it.
+unknown: it is never made again, and an operator must enter its outcome.
 
 One step at a time: the order of two at once would be chance.
 """
@@ -28,7 +28,7 @@ from onefold._steps.step_telemetry import StepEnds, ignore
 from onefold.errors import ConfigurationError, WorkChanged, WorkMisused
 
 NAME_CHARS_MAX: Final = 100
-#: A handler that asks for more is a loop over data: such work is better many works.
+#: A handler with more is a loop over data: such work is better many works.
 STEPS_MAX: Final = 10_000
 
 
@@ -43,7 +43,7 @@ _NOT_GIVEN: Final = _NotGiven()
 @named_settings
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """What a step is, where its name alone does not say it: `work.call(StepOptions("charge", repeatable=False), ...)`.
+    """A step with more than a name: `work.call(StepOptions("charge", repeatable=False), ...)`.
 
     `repeatable`: whether a call may be made again, with the same key, where a crash hid its outcome. False parks the
     work for a person instead. `formerly`: names that the step had in earlier releases, the oldest first; its key is
@@ -69,12 +69,12 @@ class StepOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The one that it has, then those that it had."""
+        """Its present name, then its former ones."""
         return (self.name, *self.formerly)
 
     @property
     def key_name(self) -> str:
-        """What its key is derived from: the name that never changes."""
+        """The name that its key is derived from, which never changes."""
         return self.formerly[0] if self.formerly else self.name
 
     @property
@@ -83,9 +83,9 @@ class StepOptions:
         return self.returns is not _NOT_GIVEN
 
 
-def step_options(given: str | StepOptions) -> StepOptions:
-    """What stands before the function in `work.phase` and `work.call`."""
-    return given if isinstance(given, StepOptions) else StepOptions(given)
+def step_options(step: str | StepOptions) -> StepOptions:
+    """The options of the first argument of `work.phase` and `work.call`."""
+    return step if isinstance(step, StepOptions) else StepOptions(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class StepOrder:
     )  # fmt: skip
 
     def __init__(self, recorded: Iterable[RecordedStep], *, what: str, ended: StepEnds = ignore) -> None:
-        """`what` names the work in errors; `ended` is told of each step."""
+        """`what` names the work in errors; `ended` is called with the outcome of each step."""
         self._ended = ended
         self._records = {each.position: each for each in recorded}
         self._what = what
@@ -131,7 +131,7 @@ class StepOrder:
         self._position = 0
         self._at: NewStep | None = None
         self._running: tuple[StepKind, StepOptions] | None = None
-        #: The step that was asked for last, where it raised: it may be asked for again.
+        #: The last step, if it raised: it may be called again.
         self._failed: tuple[StepKind, StepOptions] | None = None
         self._finished = self._finishing = False
 
@@ -142,11 +142,11 @@ class StepOrder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step was asked for."""
+        """Whether a step was called."""
         return self._position > 0 or self._finished
 
-    def ask(self, kind: StepKind, options: StepOptions) -> Next:
-        """What to do with the next step. One that is to be run is over when `done` or `failed` is told.
+    def advance(self, kind: StepKind, options: StepOptions) -> Next:
+        """What to do with the next step. One that is to be run ends with `done` or `failed`.
 
         Raises WorkMisused, WorkChanged.
         """
@@ -191,39 +191,39 @@ class StepOrder:
         self._finished = self._finishing = True
 
     def finish_done(self) -> None:
-        """What `finish` was to do is done."""
+        """The function of `finish` has returned, and its transaction is committed."""
         self._finishing = False
         self._ended("finish", "done")
 
     def finish_failed(self) -> None:
-        """What `finish` was to do raised, and nothing of it stays: other steps may follow, and another `finish`."""
+        """`finish` raised, and is rolled back: other steps may follow, and another `finish`."""
         self._finished = self._finishing = False
         self._ended("finish", "failed")
 
     def check_end(self) -> None:
-        """Whether all that is recorded was asked for. Code that ends before that has taken another way than the attempt
-        that recorded it: it does not know what has happened. Raises WorkChanged."""
-        left = [record for position, record in sorted(self._records.items()) if position >= self._position]
-        if left:
+        """Check that the code has called every recorded step. Code that ends earlier has taken another branch than the
+        attempt that recorded them: it does not know what has happened. Raises WorkChanged."""
+        uncalled = [record for position, record in sorted(self._records.items()) if position >= self._position]
+        if uncalled:
             raise WorkChanged(
-                f"{self._what} ends without {left[0].kind} {left[0].name!r}, which an earlier attempt has recorded. "
-                f"Nothing was stored. {_CAUSES}; or end it with `onefold keys release`"
+                f"{self._what} ends without {uncalled[0].kind} {uncalled[0].name!r}, which an earlier attempt has "
+                f"recorded. Nothing was stored. {_CAUSES}; or end it with `onefold keys release`"
             )
 
-    def _check_free(self, asked: str) -> None:
+    def _check_free(self, step: str) -> None:
         if self._running is not None:
             kind, options = self._running
             raise WorkMisused(
-                f"{asked} of {self._what} was asked for while {kind} {options.name!r} runs: steps are done one after "
+                f"{step} of {self._what} was called while {kind} {options.name!r} runs: steps are done one after "
                 "the other, so that a resume finds them in the same order. Await each before the next (no "
-                "asyncio.gather, no thread), and ask for none inside of another. Inside of one call, what only reads "
-                "may be asked for at once; what writes is a call of its own each, with a key of its own"
+                "asyncio.gather, no thread), and call none inside of another. Inside of one call, several reads "
+                "may be sent at once; each write is a call of its own, with a key of its own"
             )
         if self._finished:
-            raise WorkMisused(f"{asked} of {self._what} was asked for after finish, which is the last")
+            raise WorkMisused(f"{step} of {self._what} was called after finish, which is the last step")
 
     def _place(self, kind: StepKind, options: StepOptions) -> int:
-        """At which position it stands. Raises WorkMisused."""
+        """The position of this step. Raises WorkMisused."""
         if self._failed is not None and self._failed[0] == kind and self._failed[1].name == options.name:
             return self._position - 1
         used = next((name for name in options.names if name in self._names), None)

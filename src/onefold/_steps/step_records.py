@@ -1,4 +1,4 @@
-"""Committing the record of a step, and finding out whether a COMMIT took place whose answer was lost.
+"""Commits the records of steps, and finds out whether a COMMIT whose answer was lost took place.
 
 Failure windows. The record of a phase commits with its rows, or not at all. The record of a call is tried for as long
 as the lease lasts: what is not recorded happens again. While it is not known whether a record is committed, the guard
@@ -50,13 +50,13 @@ class StepRecords:
         look = functools.partial(with_connection, functools.partial(self._find, held, record.position))
         lost = f"the connection of phase {record.name!r} of {self._operation} was lost during COMMIT"
         try:
-            answered = await commit_fenced(held, batch, look, lost=lost, way_out="a retry runs it again")
+            is_answered = await commit_fenced(held, batch, look, lost=lost, way_out="a retry runs it again")
         except (OutcomeUnknown, WorkTakenOver):
             raise
         except Exception:
             self._guard.unsure = None
             raise
-        if answered:
+        if is_answered:
             await ReleaseCommitted()
 
     async def commit_call(self, held: Held, record: RecordedStep) -> None:
@@ -91,11 +91,11 @@ class StepRecords:
     async def _find(self, held: Held, position: int) -> bool | None:
         """Whether the step is recorded. None: its transaction still has the row."""
         await Batch((Boundary.BEGIN,))
-        seen = await Fetch(self._works.sql.look(held))
+        rows = await Fetch(self._works.sql.look(held))
         steps = read_steps(await Fetch(self._works.sql.steps(held.digest)))
         await Batch((Boundary.ROLLBACK,))
-        if not seen:
+        if not rows:
             return None
-        if seen[0][0] != held.fence:
+        if rows[0][0] != held.fence:
             raise note_taken_over(held)
         return any(step.position == position for step in steps)

@@ -1,4 +1,4 @@
-"""What the steps of a work returned: written down when they are done, and read from the record afterwards."""
+"""The results of a work's steps: encoded when they are done, and decoded from the record afterwards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from onefold._steps.model import RecordedStep, StepKind
 from onefold._steps.sealing import Sealing, end_context, step_context
 from onefold._steps.step_order import NewStep
 
-_TOLD: Final = (
-    "A person told it (`onefold keys resume --result`), in a wrong form or before the type was changed: tell it "
-    "again, or, where that is refused, let the type take both forms"
+_ENTERED: Final = (
+    "It was entered (`onefold keys resume --result`) in a wrong form, or before the type was changed: enter it "
+    "again, or, if that is refused, let the type take both forms"
 )
 
 
@@ -23,15 +23,15 @@ class StepResults(NamedTuple):
     sealing: Sealing
 
     def record(self, step: NewStep, kind: StepKind, returns: object, value: object) -> tuple[RecordedStep, Any]:
-        """The record of a step, and its result as it comes back from that: what would come back as something else after
-        a crash does so at once, and what would not come back is refused."""
+        """The record of a step, and its result as decoded from it: a value that would change in a round trip does so at
+        once, and not after a crash only; one that cannot be decoded is refused."""
         what = self._name(kind, step.name)
         plain = encode_result(value, returns, what=what)
         stored = self.sealing.seal(plain, step_context(self.digest, step.position, step.name))
         return RecordedStep(step.position, step.name, kind, "done", stored), read_back(plain, returns, what=what)
 
     def record_end(self, returns: object, value: object) -> tuple[bytes, Any]:
-        """The same of `finish`: what is stored, and what comes back."""
+        """The same for `finish`: the stored bytes, and the decoded result."""
         plain = encode_result(value, returns, what=self._name_end)
         return self.sealing.seal(plain, end_context(self.digest)), read_back(plain, returns, what=self._name_end)
 
@@ -43,7 +43,7 @@ class StepResults(NamedTuple):
         context = step_context(self.digest, recorded.position, recorded.name)
         plain = self.sealing.unseal(recorded.result, context, what=what)
         if recorded.state == "told":
-            return decode_result(plain, returns, what=what, cause=_TOLD)
+            return decode_result(plain, returns, what=what, cause=_ENTERED)
         return decode_result(plain, returns, what=what)
 
     def read_end(self, stored: bytes | None, returns: object) -> Any:

@@ -1,4 +1,4 @@
-"""What becomes of steps, told to the application's listener."""
+"""Reports the outcomes of steps to the application's listener."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from onefold._kernel.telemetry.request_events import StepEnded, StepKind, StepOu
 StepEnds: TypeAlias = Callable[[StepKind, StepOutcome], None]
 
 
-class StepTelling(NamedTuple):
-    """Tells of the steps of one operation."""
+class StepReporter(NamedTuple):
+    """Reports the steps of one operation."""
 
     listener: Listener | None = None
     operation: str = ""
 
-    def tell_end(self, kind: StepKind, outcome: StepOutcome) -> None:
+    def report_end(self, kind: StepKind, outcome: StepOutcome) -> None:
         if self.listener is not None:
             emit(self.listener, StepEnded(self.operation, kind, outcome))
 
-    def tell_parked(self, attempts: int, reason: str) -> None:
+    def report_parked(self, attempts: int, reason: str) -> None:
         """Its work waits for a person."""
         if self.listener is not None:
             emit(self.listener, WorkIsParked(self.operation, attempts, reason))
 
 
 def ignore(kind: StepKind, outcome: StepOutcome) -> None:
-    """Where nothing listens."""
+    """A StepEnds for a work without a listener."""

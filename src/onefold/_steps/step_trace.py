@@ -41,9 +41,9 @@ def trace_recorded(tracer: Tracer, kind: StepKind, name: str) -> None:
 
 
 class WorkBlock:
-    """A block of `once.work(...)`, as its span sees it."""
+    """A block of `once.work(...)`, for its span."""
 
-    #: None: its work is not claimed.
+    #: None: its work is not claimed (yet).
     attempt: WorkAttempt | None = None
 
 

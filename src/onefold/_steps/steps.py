@@ -1,4 +1,4 @@
-"""A work as its user sees it: phases, calls, the end, and the keys of its steps.
+"""The interface of a work for its user: phases, calls, the end, and the keys of its steps.
 
 `await` belongs to AsyncOnefold, whose functions are async; with Onefold both are plain.
 """
@@ -33,7 +33,7 @@ MakeStep: TypeAlias = Callable[[NewTransaction], Flow[Any]]
 #: Keeps the keys of steps apart from what applications derive. It never changes.
 _DERIVED: Final = "onefold.step"
 
-NOT_GIVEN: Final = (
+NOT_INJECTED: Final = (
     "a parameter annotated with Steps is given by onefold: mark the handler with @once.idempotent(required=True), "
     "directly above the function and below the route's own decorator"
 )
@@ -62,8 +62,8 @@ class Steps:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> Never:
-        """Asked for by FastAPI, of a parameter that it would read from the request."""
-        raise ConfigurationError(NOT_GIVEN)
+        """Called by FastAPI for a parameter that it would read from the request."""
+        raise ConfigurationError(NOT_INJECTED)
 
     def phase(
         self,
@@ -77,7 +77,7 @@ class Steps:
         record of its result are committed together, before this returns."""
         options = step_options(step)
         self._check(f"phase {options.name!r}", function)
-        in_transaction = functools.partial(_put_first, f"phase {options.name!r}", function, args, kwargs)
+        in_transaction = functools.partial(_call_with_tx, f"phase {options.name!r}", function, args, kwargs)
         returns = _result_type(options, function)
         answer: R = self._begin(lambda begin: self._attempt.phase(options, in_transaction, returns, begin))
         return answer
@@ -93,7 +93,7 @@ class Steps:
             key=self.derive(options), name=f"of step {options.name!r}",
             way_out="make it a call of its own, work.call('another name', ...)",
         )  # fmt: skip
-        under_key = _awaited_under if self._asynchronous else _called_under
+        under_key = _await_under if self._asynchronous else _call_under
         keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
         answer: R = self._begin(lambda _: self._attempt.call(options, keyed, _result_type(options, function)))
         return answer
@@ -104,7 +104,7 @@ class Steps:
         """What `function(tx, *args, **kwargs)` returns, in the transaction that ends the work: with the stored answer
         of a request, the ledger row of a message, the end of `once.work(...)`. The last step, and at most one."""
         self._check("finish", function)
-        in_transaction = functools.partial(_put_first, "finish", function, args, kwargs)
+        in_transaction = functools.partial(_call_with_tx, "finish", function, args, kwargs)
         returns = result_type_of(function)
         answer: R = self._begin(lambda begin: self._attempt.finish(in_transaction, returns, begin))
         return answer
@@ -141,7 +141,7 @@ class Steps:
 
 
 # Each step has an executor of its own: one that outlives its request, in a task or on a thread that is not waited for,
-# has its connection for itself. What ends the request can neither commit nor break what is half done there.
+# has its connection for itself. The end of the request can neither commit nor break an unfinished step.
 
 
 def on_thread(
@@ -149,7 +149,7 @@ def on_thread(
     new_transaction: Callable[[ThreadExecutor[Any]], OwnedTransaction[Any]],
     make: MakeStep,
 ) -> Any:
-    """Performs a step here."""
+    """Perform a step on this thread."""
     executor = database.anew()
     return run(make(functools.partial(new_transaction, executor)), executor)
 
@@ -159,13 +159,13 @@ async def on_loop(
     new_transaction: Callable[[TaskExecutor[Any]], OwnedTransaction[Any]],
     make: MakeStep,
 ) -> Any:
-    """Performs a step when it is awaited."""
+    """Perform a step when it is awaited."""
     executor = database.anew()
     return await run_async(make(functools.partial(new_transaction, executor)), executor)
 
 
 _IN_BLOCK: Final = (
-    "{what} of {work} was asked for inside an open once.transaction() or once.handling(...) block, and nothing of it "
+    "{what} of {work} was called inside an open once.transaction() or once.handling(...) block, and nothing of it "
     "was run. A step commits by itself: it would be kept although the block fails, or wait for what the block has "
     "locked. End the block before the step, or write its rows in the function of a work.phase(...), by the tx that it "
     "is given"
@@ -183,19 +183,21 @@ def _result_type(options: StepOptions, function: Callable[..., Any]) -> object:
     return options.returns if options.has_type else result_type_of(function)
 
 
-def _put_first(what: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Any:
+def _call_with_tx(
+    what: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any
+) -> Any:
     try:
         return function(tx, *args, **kwargs)
     except TypeError:
-        _check_parameters(what, function, args, kwargs)  # now, and not before each call: it takes longer than a query
+        _check_parameters(what, function, args, kwargs)  # only now: inspecting a signature takes longer than a query
         raise
 
 
 def _check_parameters(what: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises WorkMisused where the function does not take a transaction and what it is given."""
+    """Raise WorkMisused if the function's signature does not take a transaction and these arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
         signature.bind(None, *args, **kwargs)
@@ -207,7 +209,7 @@ def _check_parameters(what: str, function: Callable[..., Any], args: tuple[Any, 
         ) from None
 
 
-def _called_under(block: Block, function: Callable[[], Any]) -> Any:
+def _call_under(block: Block, function: Callable[[], Any]) -> Any:
     token = enter(block)
     try:
         return function()
@@ -215,7 +217,7 @@ def _called_under(block: Block, function: Callable[[], Any]) -> Any:
         leave(token)
 
 
-async def _awaited_under(block: Block, function: Callable[[], Any]) -> Any:
+async def _await_under(block: Block, function: Callable[[], Any]) -> Any:
     token = enter(block)
     try:
         return await function()

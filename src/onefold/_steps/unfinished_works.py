@@ -1,8 +1,8 @@
-"""What people do with works that are parked or left unfinished: look, resume, release. Each leaves a line in the audit.
+"""Operator actions on works that are parked or left unfinished: show, resume, release. The latter two are audited.
 
-A work waits for a person where the outcome of a call is not known, or where it failed too often. The person finds out
-what happened, and says so: `resume` lets it go on (with the outcome, or with the call made again), `release` forgets
-it, so that a retry begins from the start. Neither touches a work that is being done.
+A work waits for a person where the outcome of a call is not known, or where it failed too often. An operator finds out
+what happened: `resume` lets the work go on (with the outcome entered, or with the call made again), `release` forgets
+it, so that a retry begins from the start. Neither touches a work that is running.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from onefold.errors import OnefoldError
 WORKS_MAX: Final = 1000
 _ID_HEX: Final = 32
 
-#: What is changed, and what the audit says of it beside the work.
+#: The changes, and their details for the audit beside the work's.
 _Changes: TypeAlias = tuple[tuple[Statement, ...], dict[str, Any]]
 
 WorkState: TypeAlias = Literal["parked", "running", "left"]
 
 
 class WorkNotFit(OnefoldError):
-    """What was asked for cannot be done with this work, and nothing was changed."""
+    """The requested action does not fit this work, and nothing was changed."""
 
 
 class WorkPlace(NamedTuple):
-    """Where a work stands in the list of them."""
+    """The position of a work in the list."""
 
     created: int
     """To the microsecond where the database keeps it so."""
@@ -43,14 +43,14 @@ class WorkPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkView:
-    """An unfinished work as people see it."""
+    """An unfinished work as operators see it."""
 
     id: str
     """Its digest: neither the key nor the principal can be read from it."""
     kind: str
     operation: str
     state: WorkState
-    """Left: its lease has run out, and the next attempt goes on with it."""
+    """`left`: its lease has expired, and the next attempt goes on with it."""
     reason: str | None
     """Why it is parked."""
     attempts: int
@@ -69,7 +69,7 @@ class WorkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """A step as people see it."""
+    """A step as operators see it."""
 
     position: int
     name: str
@@ -83,7 +83,7 @@ class StepView:
 async def list_works(
     dialect: str, *, parked_only: bool = False, after: WorkPlace | None = None, limit: int = 100
 ) -> list[WorkView]:
-    """Unfinished works, the oldest first, from behind `after` on."""
+    """Unfinished works after `after`, the oldest first."""
     place = WorkPlace(0, b"") if after is None else after
     statement = STATEMENTS[dialect].page(parked_only=parked_only, after=place, limit=min(limit, WORKS_MAX))
 
@@ -94,17 +94,17 @@ async def list_works(
 
 
 async def show_work(dialect: str, work_id: str) -> tuple[WorkView, list[StepView]]:
-    """One of them, and its steps, without waiting for a process that has it. Raises WorkNotFit."""
+    """One work and its steps, without waiting for a process that has it. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
-    found = await with_connection(functools.partial(_find, sql, digest, sql.look(digest)))
-    if found is None:
+    shown = await with_connection(functools.partial(_find, sql, digest, sql.look(digest)))
+    if shown is None:
         raise _unknown(work_id)
-    return found
+    return shown
 
 
 async def release(dialect: str, work_id: str, *, actor: str, why: str = "") -> WorkView:
-    """Forget the work and all that is recorded of it: what has happened has happened, and a retry begins from the
-    start. Raises WorkNotFit."""
+    """Forget the work and its records: effects that happened stay, and a retry begins from the start. Raises
+    WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
     return await _change(
         sql, digest, actor, "keys release", lambda work, steps: (sql.forget(digest), with_why({}, why))
@@ -121,22 +121,22 @@ async def resume(
     again: bool = False,
     seen: StepView | None = None,
 ) -> WorkView:
-    """Let the work go on. Where the outcome of a call is not known: `result` is what it returned, as it is stored;
-    `again` says that it was not made. What was told may be corrected as long as the work has not gone on with it: an
-    attempt that cannot read it parks the work again. `seen` is the call as the person saw it who tells of it: where
-    another has told of it since, nothing is changed. Raises WorkNotFit."""
+    """Let the work go on. Where the outcome of a call is unknown: `result` is its result, encoded for the record;
+    `again` says that it was not made. An entered outcome may be corrected until the work has gone on with it: an
+    attempt that cannot read it parks the work again. `seen` is the call as the operator saw it: if another operator has
+    changed it since, nothing is changed. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
 
     def plan(work: WorkView, steps: list[StepView]) -> _Changes:
         call = check_resume(work, steps, says_outcome=again or result is not None)
-        # Attempts are counted from zero now, and would not tell any more that one has gone on with what was told.
+        # The count of attempts is reset, which showed that one has gone on with the entered outcome: settle it first.
         before = (sql.settle_told(digest),) if work.attempts > 0 else ()
         if call is None:
             return (*before, sql.resume(digest)), with_why({}, why)
         if seen is not None and seen != call:
             raise WorkNotFit(
-                f"what is recorded of call {seen.name!r} of work {work.id} was changed meanwhile, and nothing was done "
-                "now: see what it is with `onefold keys show`"
+                f"the record of call {seen.name!r} of work {work.id} was changed meanwhile, and nothing was done now: "
+                "see it with `onefold keys show`"
             )
         if again or result is None:
             changes = (*before, sql.unmark(digest, call.position), sql.resume(digest))
@@ -149,13 +149,14 @@ async def resume(
 
 
 def check_idle(work: WorkView) -> None:
-    """Raises WorkNotFit where a process is at it."""
+    """Raise WorkNotFit if a process is running the work."""
     if work.state == "running":
-        raise WorkNotFit(f"work {work.id} ({work.operation}) is being done at this moment: wait until that has ended")
+        raise WorkNotFit(f"work {work.id} ({work.operation}) is running at this moment: wait until that has ended")
 
 
 def check_resume(work: WorkView, steps: Sequence[StepView], *, says_outcome: bool) -> StepView | None:
-    """The call whose outcome is said. Raises WorkNotFit where one must be said, or must not."""
+    """The call whose outcome is entered. Raises WorkNotFit where one is needed and not given, or given and not
+    fitting."""
     call = find_call_to_decide(steps)
     if not says_outcome:
         if call is not None and call.state == "started":
@@ -165,7 +166,7 @@ def check_resume(work: WorkView, steps: Sequence[StepView], *, says_outcome: boo
             )
         return None
     if call is None:
-        raise WorkNotFit(f"work {work.id} has no call whose outcome is unknown: resume it without saying what it was")
+        raise WorkNotFit(f"work {work.id} has no call whose outcome is unknown: resume it without an outcome")
     if call.state == "told" and work.attempts > 0:
         raise WorkNotFit(
             f"work {work.id} has gone on with what was recorded for call {call.name!r}, which cannot be corrected any "
@@ -175,11 +176,11 @@ def check_resume(work: WorkView, steps: Sequence[StepView], *, says_outcome: boo
 
 
 def find_call_to_decide(steps: Sequence[StepView]) -> StepView | None:
-    """The call whose outcome a person may say: the one that is not known, or else the last one that a person told,
+    """The call whose outcome an operator may enter: the one that is unknown, or else the last one that was entered,
     which may be corrected (see `check_resume`)."""
     started = [step for step in steps if step.state == "started"]
-    told = [step for step in steps if step.state == "told"]
-    return started[0] if started else told[-1] if told else None
+    entered = [step for step in steps if step.state == "told"]
+    return started[0] if started else entered[-1] if entered else None
 
 
 def read_id(work_id: str) -> bytes:
@@ -202,7 +203,7 @@ async def _change(
     action: str,
     plan: Callable[[WorkView, list[StepView]], _Changes],
 ) -> WorkView:
-    audit_values(actor, action, {})  # a name that is none is refused before anything is looked at
+    audit_values(actor, action, {})  # an invalid name is refused before anything is read
 
     async def work() -> WorkView | None:
         await Batch((Boundary.BEGIN,))

@@ -28,7 +28,7 @@ from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.fenced_commit import commit_fenced, find_lost_commit
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
 from onefold._steps.sealing import Sealing
-from onefold._steps.step_telemetry import StepTelling
+from onefold._steps.step_telemetry import StepReporter
 from onefold._steps.steps import Steps, on_loop, on_thread
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, note_taken_over
@@ -45,7 +45,7 @@ _NEXT_ENDS: Final = "the next attempt ends it"
 
 
 class Work:
-    """What an attempt claims, and what ends it."""
+    """The part of a work that depends on its kind: its claim, and the statements that end it."""
 
     records_result: ClassVar[bool] = False
     """Whether a later attempt may ask for the result of `finish`."""
@@ -59,12 +59,12 @@ class Work:
         isolation: Isolation | None,
         sealing: Sealing,
         renewals: LeaseRenewals,
-        telling: StepTelling,
+        reporter: StepReporter,
         tracer: Tracer | None = None,
         before: tuple[BatchItem, ...] = (),
         unless: tuple[Statement, ...] = (),
     ) -> None:
-        """`what` names the work in errors. `before` stands before the lock of the work in the transaction that ends it;
+        """`what` names the work in errors. `before` precedes the lock of the work in the transaction that ends it;
         `unless` refuses the claim of a work that was done (RequiredValueMissing)."""
         self.works = works
         self.ask = ask
@@ -72,13 +72,13 @@ class Work:
         self.isolation = isolation
         self.sealing = sealing
         self.renewals = renewals
-        self.telling = telling
+        self.reporter = reporter
         self.tracer = tracer
         self.before = before
         self.unless = unless
 
     async def claim(self) -> Held | Done:
-        """Its lease is renewed from now on, if it is held. Raises WorkInProgress, WorkMismatch, WorkParked."""
+        """Claim the work, and renew its lease from now on. Raises WorkInProgress, WorkMismatch, WorkParked."""
         claim = await self.works.claim(self.ask, self.unless)
         match claim:
             case Busy():
@@ -104,11 +104,12 @@ class Work:
         return f"{self.what} waits for a person: {reason}. See `onefold keys show {self.ask.digest.hex()}`"
 
     def end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
-        """What ends the work. Refused (RequiredValueMissing) where it is not ours."""
+        """The statements that end the work. Refused (RequiredValueMissing) if another process has it."""
         raise NotImplementedError
 
     async def is_ended(self, held: Held) -> bool | None:
-        """Whether its end is committed, whose COMMIT was not answered. None: not decided yet. Raises WorkTakenOver."""
+        """Whether its end is committed, after a COMMIT without an answer. None: not decided yet. Raises
+        WorkTakenOver."""
         raise NotImplementedError
 
 
@@ -129,7 +130,7 @@ class WorkAttempt:
             isolation=work.isolation,
             sealing=work.sealing,
             renewals=work.renewals,
-            telling=work.telling,
+            reporter=work.reporter,
             tracer=work.tracer,
         )
 
@@ -156,12 +157,12 @@ class WorkAttempt:
 
     @property
     def is_taken_over(self) -> bool:
-        """Whether another process was found to have it."""
+        """Whether another process has taken over the work."""
         return self._held is not None and self._held.taken_over
 
     @property
     def parked(self) -> WorkParked | None:
-        """Why this attempt left it to a person, if it did."""
+        """The error with which this attempt parked the work, if it did."""
         reason = self._steps.guard.parked
         return None if reason is None else WorkParked(self._work.describe_parked(reason))
 
@@ -189,7 +190,7 @@ class WorkAttempt:
             await self._work.works.give_back(held)
 
     def abandon(self) -> Held | None:
-        """Its lease is renewed no more. The work, if it is to be given back now: a step that is still under way does so
+        """Stop renewing the lease. Returns the work if it is to be given back now: a step that still runs gives it back
         itself."""
         held = self._held
         if held is None:

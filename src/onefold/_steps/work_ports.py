@@ -1,4 +1,4 @@
-"""What the steps of a work need of those around them."""
+"""The ports of a work's steps: lease renewals, transactions, and the end of the work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NewTransaction: TypeAlias = Callable[[], OwnedTransaction[Any]]
 
 
 class LeaseRenewals(Protocol):
-    """What renews the leases of works that are in a call."""
+    """Renews the leases of works that are in a call."""
 
     def hold(self, work: Held) -> object: ...
     def drop(self, work: Held) -> object: ...
 
 
 class WorkEnd(Protocol):
-    """How the work ends."""
+    """Ends a work."""
 
     @property
     def before(self) -> tuple[BatchItem, ...]:
-        """What stands before the lock in the transaction of `finish`."""
+        """Statements before the lock in the transaction of `finish`."""
         ...
 
     @property
@@ -34,9 +34,9 @@ class WorkEnd(Protocol):
         ...
 
     def describe_parked(self, reason: str) -> str:
-        """What those who asked for the work are told when it waits for a person."""
+        """The error text for callers when the work waits for a person."""
         ...
 
     def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> Flow[None]:
-        """The function of `finish` has returned: commit, or leave that to what ends the work."""
+        """The function of `finish` has returned: commit, or leave that to the owner of the work."""
         ...

@@ -1,4 +1,4 @@
-"""Works: claimed by a row with a lease, and gone on with by a process that finds the lease run out.
+"""Works: claimed by a row with a lease, and continued by a process that finds the lease expired.
 
 Theory of operation. A claim inserts the work's row, with a fence and a lease, and commits. From then on no connection
 is held: what keeps others away is the lease, which is renewed for as long as the work is done. A process that finds the
@@ -26,7 +26,7 @@ from onefold.errors import OnefoldError, RequiredValueMissing, StoreBusy, Unique
 
 _log = logging.getLogger("onefold.steps")
 
-#: How often a work is looked at that comes and goes while it is claimed.
+#: How often a claim is tried, while the work appears and disappears.
 CLAIMS_MAX: Final = 3
 
 #: Works that are forgotten in one transaction.
@@ -80,14 +80,14 @@ class Works:
     async def take(
         self, ask: WorkAsk, opened: tuple[BatchItem, ...], unless: tuple[BatchItem, ...] = ()
     ) -> WorkClaim | None:
-        """Look at a work that is there, and take it over where its lease has run out. None: it has gone meanwhile.
-        The connection is given back."""
+        """Read an existing work, and take it over if its lease has expired. None: it was deleted meanwhile. The
+        connection is given back."""
         if opened:
             await Batch(opened)
         try:
             rows = await Fetch(self.sql.find(ask))
             if not rows:
-                # Locked by a phase, by its end, or by another who takes it over; or gone.
+                # Locked by a phase, by its end, or by another takeover; or deleted.
                 claim: WorkClaim | None = Busy() if await Fetch(self.sql.seen(ask)) else None
             else:
                 claim = await self._judge(ask, min(rows, key=lambda row: ask.names.index(bytes(row[0]))), unless)
@@ -117,9 +117,9 @@ class Works:
         )
 
     async def give_back(self, held: Held, *, tried: bool = True) -> None:
-        """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was
-        begun: that may have happened, and is made again under the same key by a retry or by the completer. Where the
-        store cannot be told, the lease runs out."""
+        """Let another go on at once. A work without records is deleted, unless a call was begun: that may have
+        happened, and is made again under the same key by a retry or by the completer. If the store is unavailable, the
+        lease expires."""
         ended = self.sql.give_back(held, tried=tried)
         batch: tuple[BatchItem, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
         try:
@@ -132,7 +132,7 @@ class Works:
             )  # fmt: skip
 
     async def is_finished(self, held: Held) -> bool | None:
-        """Whether the end of a work is committed, whose COMMIT was not answered. None: its transaction still has the
+        """Whether the end of a work is committed, after a COMMIT without an answer. None: its transaction still has the
         row. Raises WorkTakenOver."""
         return await with_connection(functools.partial(self._look, held))
 
@@ -160,22 +160,22 @@ class Works:
         """Forget at most `limit` works; how many there were."""
         reaped = 0
         while reaped < limit:
-            gone = await with_connection(functools.partial(self._reap, min(limit - reaped, _REAPED_AT_ONCE)))
-            reaped += gone
-            if gone < _REAPED_AT_ONCE:
+            deleted = await with_connection(functools.partial(self._reap, min(limit - reaped, _REAPED_AT_ONCE)))
+            reaped += deleted
+            if deleted < _REAPED_AT_ONCE:
                 break
         return reaped
 
     async def _reap(self, limit: int) -> int:
         await Batch((Boundary.BEGIN,))
         rows = await Fetch(self.sql.expired(limit))
-        gone = [statement for digest, fence in rows for statement in self.sql.delete(bytes(digest), fence)]
-        await Batch((*gone, Boundary.COMMIT))
+        deletions = [statement for digest, fence in rows for statement in self.sql.delete(bytes(digest), fence)]
+        await Batch((*deletions, Boundary.COMMIT))
         return len(rows)
 
 
 def note_taken_over(held: Held) -> WorkTakenOver:
-    """Another process was found to have the work: this holder goes no further. The error for its caller."""
+    """Mark the work as taken over, so that this holder stops; returns the error for its caller."""
     held.taken_over = True
     return WorkTakenOver(
         f"Another process has taken over {held.operation}, and goes on with it. What is still done here is not "
@@ -192,5 +192,5 @@ def read_steps(rows: Sequence[Row]) -> tuple[RecordedStep, ...]:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Drivers answer with views where they can."""
+    """Plain bytes: some drivers return memoryviews."""
     return None if value is None else bytes(value)

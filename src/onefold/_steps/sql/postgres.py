@@ -9,16 +9,16 @@ from onefold._kernel.dialects import POSTGRES_PROOF, postgres_lease
 from onefold._kernel.effects import BatchItem, Statement
 from onefold._kernel.pg_catalog import qualified
 
-#: What a power cut may take is little: the claim of a work of which nothing is recorded, or the end of a lease. A later
-#: commit that waits for the disk takes what was committed before along. Where the first step is a call that was made in
-#: that very moment, only the client's retry goes on with it, under the same key; the completer does not know of it.
+#: A power cut may lose little: the claim of a work without records, or the end of a lease. A later commit that waits
+#: for the disk flushes earlier ones, too. Where the first step is a call that was made in that very moment, only the
+#: client's retry goes on with it, under the same key; the completer does not know of it.
 _UNFLUSHED = Statement(qualified("SELECT set_config('synchronous_commit', 'off', true)"))
 
 _KEY_LOCK = qualified("SELECT pg_advisory_xact_lock($1::bigint)")
 
 
 class Postgres:
-    """What Postgres says differently."""
+    """The dialect of Postgres."""
 
     now = "clock_timestamp()"
     lock = "FOR UPDATE"

@@ -1,7 +1,7 @@
 """Renewing the leases of many works in one statement.
 
 A work whose row is locked is left out, and not waited for: it is in a phase, whose end renews its lease, or a process
-is taking it over. `ours` then tells which.
+is taking it over. `ours` then distinguishes the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Renewals:
 
     def __init__(self, d: _Dialect) -> None:
         self._d = d
-        self._made: dict[tuple[str, int], str] = {}
+        self._cache: dict[tuple[str, int], str] = {}
         self._renew = f"""
             UPDATE onefold_work SET lease_ends_at = {d.in_ms("$1::bigint")}
             WHERE digest IN (SELECT digest FROM onefold_work WHERE {{works}} {d.lock_free})
@@ -48,13 +48,13 @@ class Renewals:
 
     def _for_works(self, sql: str, count: int, *, first: int) -> str:
         size = _size(count)
-        if (sql, size) not in self._made:
+        if (sql, size) not in self._cache:
             pairs = [
                 f"(digest = ${first + 2 * place}::bytea AND fence = ${first + 2 * place + 1}::bigint)"
                 for place in range(size)
             ]
-            self._made[sql, size] = self._d.text(sql.replace("{works}", f"({' OR '.join(pairs)})"))
-        return self._made[sql, size]
+            self._cache[sql, size] = self._d.text(sql.replace("{works}", f"({' OR '.join(pairs)})"))
+        return self._cache[sql, size]
 
 
 def _size(count: int) -> int:

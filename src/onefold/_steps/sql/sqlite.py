@@ -9,7 +9,7 @@ from onefold._kernel.effects import BatchItem, Statement
 
 
 class Sqlite:
-    """What SQLite says differently."""
+    """The dialect of SQLite."""
 
     now = _NOW
     lock = ""

@@ -1,4 +1,4 @@
-"""What recorded steps ask of a database, written once in Postgres' words; a dialect says what it says differently.
+"""The statements of recorded steps, written once in Postgres' SQL; a dialect states its differences.
 
 Every write for a work is fenced. Where the fence is another's, `record` and `guard` insert NULL into a column that
 refuses it: the batch ends before COMMIT, in the round trip that would have written.
@@ -43,7 +43,7 @@ class Statements:
 
     def __init__(self, d: Dialect) -> None:
         self._d = d
-        self._made: dict[tuple[str, int], str] = {}
+        self._cache: dict[tuple[str, int], str] = {}
         self.light = d.light
         self.proof = d.proof
         self.opening = d.opening
@@ -109,10 +109,10 @@ class Statements:
 
     def _for_names(self, sql: str, names: int, *, first: int = 1) -> str:
         """The statement for so many names. There are few kinds, and each is made once."""
-        if (sql, names) not in self._made:
+        if (sql, names) not in self._cache:
             values = ", ".join(f"${number}::bytea" for number in range(first, first + names))
-            self._made[sql, names] = self._d.text(sql.replace("{names}", values))
-        return self._made[sql, names]
+            self._cache[sql, names] = self._d.text(sql.replace("{names}", values))
+        return self._cache[sql, names]
 
     # --- writes under the fence --------------------------------------------------------------------------
 
