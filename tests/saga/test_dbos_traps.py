@@ -69,9 +69,9 @@ async def test_a_dbos_of_the_applications_own_is_left_alone(url: str, tmp_path: 
 async def test_a_lock_file_that_cannot_be_locked_takes_no_process_for_dead(url: str, tmp_path: Path) -> None:
     (tmp_path / "sagas.db-executors").mkdir()
     locks = FileLocks(SagaDatabase(url), "own")
-    with pytest.raises(ConfigurationError, match="cannot be told from dead ones"):
+    with pytest.raises(ConfigurationError, match="cannot be distinguished from dead ones"):
         locks.take("other")
-    with pytest.raises(ConfigurationError, match="cannot be told from dead ones"):
+    with pytest.raises(ConfigurationError, match="cannot be distinguished from dead ones"):
         async with opened(url):
             pass
 

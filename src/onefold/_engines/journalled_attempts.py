@@ -32,11 +32,11 @@ async def run_attempts(
     failures: list[str] = []
     for number in count(1):
         name = call.journal_name if number == 1 else f"{call.journal_name}{_ATTEMPT}{number}"
-        found = await journal(name, _attempt(replace(call, failures=list(failures)), number))
-        if "retry" not in found:
-            return found
-        failures.append(found["retry"])
-        await pause(found["pause_s"])
+        entry = await journal(name, _attempt(replace(call, failures=list(failures)), number))
+        if "retry" not in entry:
+            return entry
+        failures.append(entry["retry"])
+        await pause(entry["pause_s"])
     raise AssertionError("the last attempt gives a record")
 
 
@@ -72,8 +72,8 @@ def step_entry(name: str, answers: Sequence[Json], *, started_at: datetime, ende
 
 
 def settled(history: Sequence[HistoryEntry]) -> Sequence[HistoryEntry]:
-    """The history without what runs just now, where that is one more round at a compensation: until it has succeeded,
-    the round before it tells how the saga stands."""
+    """The history without a running round of a compensation: until it has succeeded, the round before it decides the
+    status of the saga."""
     if len(history) < 2 or history[-1].ended_at is not None:
         return history
     before = [entry for entry in history[:-1] if entry.kind == "undo"]

@@ -1,4 +1,4 @@
-"""One running saga on an engine with a server: what such engines answer alike (`_saga/engine_context.py`)."""
+"""One running saga on an engine with a server: the common part of their `EngineContext`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServerContext(ABC):
 
     @abstractmethod
     async def _journal(self, name: str, attempt: Attempt) -> Json:
-        """What is recorded under a name, or the attempt, which is recorded."""
+        """The record under this name; without one, run the attempt and record it."""
 
     @abstractmethod
     async def _sleep(self, seconds: float, *, name: str) -> None:

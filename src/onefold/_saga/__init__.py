@@ -1,5 +1,5 @@
-"""Sagas: steps with compensations on an engine that exists.
+"""Sagas: steps with compensations on an existing engine.
 
-Ours are the names and keys of steps, the fingerprint of a start, the order of compensations and what may begin them.
-The journal, replay, recovery, timers and signals are the engine's: see `engine_context.py` for what is asked of one.
+onefold has the names and keys of steps, the fingerprint of a start, and the triggers and order of compensations. The
+engine has the journal, replay, recovery, timers and signals: see its port in `engine_context.py`.
 """

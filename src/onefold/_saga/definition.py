@@ -1,4 +1,4 @@
-"""What `@saga` makes of a function: a name, a version and the rules of its compensations."""
+"""The definition that `@saga` makes of a function: a name, a version and the rules of its compensations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SagaDefinition(Generic[In, Out]):
 
     @property
     def workflow(self) -> str:
-        """What engines know it by: each version is a workflow of its own."""
+        """Its name at engines: each version is a workflow of its own."""
         return f"{self.name}@{self.version}"
 
 
@@ -83,33 +83,33 @@ def _check_function(name: str, function: object) -> None:
         raise ConfigurationError(f"saga {name!r}: saga {function.name!r} has an @saga already: leave one of them out")
     if not inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"saga {name!r}: {_written(function)} must be an `async def`, for its steps are awaited: write `async def "
-            f"{getattr(function, '__name__', 'order').strip('<>')}(s: Saga, o: dict)`"
+            f"saga {name!r}: {_show_function(function)} must be an `async def`, for its steps are awaited: write "
+            f"`async def {getattr(function, '__name__', 'order').strip('<>')}(s: Saga, o: dict)`"
         )
-    written = _written(function)
+    signature = _show_function(function)
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
         raise ConfigurationError(
-            f"saga {name!r}: {written} must take the saga and its input, as "
+            f"saga {name!r}: {signature} must take the saga and its input, as "
             "`async def order(s: Saga, o: dict)` does; put several values into one dict"
         ) from None
     first, second = list(inspect.signature(function).parameters.values())[:2]
     if _takes_saga(second) and not _takes_saga(first):
         raise ConfigurationError(
-            f"saga {name!r}: {written} takes the saga second: write `async def {function.__name__}({second.name}: "
+            f"saga {name!r}: {signature} takes the saga second: write `async def {function.__name__}({second.name}: "
             f"Saga, {first.name})`"
         )
 
 
 def _takes_saga(parameter: inspect.Parameter) -> bool:
     annotation = parameter.annotation
-    written = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return written.rpartition(".")[2] == "Saga"
+    type_name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return type_name.rpartition(".")[2] == "Saga"
 
 
-def _written(function: object) -> str:
-    """A function as it is written, without its address."""
+def _show_function(function: object) -> str:
+    """A function with its signature, without its address."""
     if not callable(function):
         return f"{type(function).__qualname__} {function!r:.80}"
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -120,7 +120,7 @@ def _written(function: object) -> str:
 
 
 def check_saga(saga: object, call: str) -> None:
-    """Refuse what `call`, as far as it is written before the saga, cannot start."""
+    """Refuse an argument that is no saga. `call`: the text of the call up to it, for the error."""
     if isinstance(saga, SagaDefinition):
         return
     if callable(saga):
@@ -134,7 +134,7 @@ def check_saga(saga: object, call: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a saga was started with. Engines store it, and compare it when the id is started again."""
+    """The arguments of a start. Engines store them, and compare them when the id is started again."""
 
     saga_id: str
     saga: str
@@ -143,7 +143,7 @@ class Start:
     input: Json
 
     def to_json(self) -> Json:
-        """As engines store it."""
+        """The form that engines store."""
         return {
             "id": self.saga_id,
             "saga": self.saga,
@@ -154,7 +154,7 @@ class Start:
 
     @staticmethod
     def from_json(data: Json) -> Start:
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         return Start(
             saga_id=data["id"],
             saga=data["saga"],
@@ -164,10 +164,10 @@ class Start:
         )
 
 
-def begin(definition: AnySaga, saga_id: str, given: object) -> Start:
-    """What this saga is to be started with."""
+def begin(definition: AnySaga, saga_id: str, input_value: object) -> Start:
+    """The Start of this saga, with its input encoded."""
     [annotation] = parameter_types(definition.function, 1, after=1)
-    data = encode(given, annotation, what=f"the input of saga {saga_id!r}")
+    data = encode(input_value, annotation, what=f"the input of saga {saga_id!r}")
     return Start(
         saga_id=saga_id,
         saga=definition.name,
@@ -178,25 +178,25 @@ def begin(definition: AnySaga, saga_id: str, given: object) -> Start:
 
 
 def fingerprint(name: str, version: str, data: Json) -> str:
-    """The hash that stands for a saga's name, version and input, whatever the order of its members."""
-    written = dumps([name, version, data], sort_keys=True, separators=(",", ":")).encode()
-    return blake2b(written, digest_size=16, person=b"onefold saga").hexdigest()
+    """A hash of a saga's name, version and input, which does not depend on the order of its members."""
+    encoded = dumps([name, version, data], sort_keys=True, separators=(",", ":")).encode()
+    return blake2b(encoded, digest_size=16, person=b"onefold saga").hexdigest()
 
 
 def by_workflow(sagas: Sequence[AnySaga]) -> dict[str, AnySaga]:
-    """The sagas of an engine by what it knows them by."""
-    known: dict[str, AnySaga] = {}
+    """The sagas of an engine, by their names there."""
+    by_name: dict[str, AnySaga] = {}
     for each in sagas:
         if not isinstance(each, SagaDefinition):
             raise ConfigurationError(
                 f"sagas=[...] has {each!r}, which is not a saga: put @saga(...) above the function"
             )
-        if known.setdefault(each.workflow, each) is not each:
+        if by_name.setdefault(each.workflow, each) is not each:
             raise ConfigurationError(
                 f"two sagas are called {each.name!r} in version {each.version!r}: "
-                f"{known[each.workflow].function.__qualname__} and {each.function.__qualname__}; "
+                f"{by_name[each.workflow].function.__qualname__} and {each.function.__qualname__}; "
                 "give one another name, or version="
             )
-    if not known:
+    if not by_name:
         raise ConfigurationError("sagas=[] is empty: name the sagas that this engine runs, as sagas=[order]")
-    return known
+    return by_name

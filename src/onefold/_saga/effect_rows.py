@@ -1,4 +1,4 @@
-"""The rows of local effects, as flows within a transaction that others begin and end.
+"""The rows of local effects, as flows within a transaction that the caller begins and ends.
 
 Two at once: the second waits for the first one's COMMIT at the primary key, on both databases.
 """
@@ -14,8 +14,8 @@ from onefold._kernel.per_dialect import PerDialect
 from onefold._kernel.pg_catalog import qualified
 
 
-class Found(Enum):
-    """How a step stands."""
+class EffectState(Enum):
+    """The state of a step's effect."""
 
     NEW = "new"
     APPLIED = "applied"
@@ -23,7 +23,7 @@ class Found(Enum):
 
 
 class EffectStatements(NamedTuple):
-    """The statement set of one dialect. Each answers the key of the row that it changed."""
+    """The statement set of one dialect. Each returns the key of the row that it changed."""
 
     apply: str
     entomb: str
@@ -66,14 +66,14 @@ def _sqlite() -> EffectStatements:
 STATEMENTS: Final = PerDialect(postgres=_postgres, sqlite=_sqlite)
 
 
-async def claim(dialect: str, key: str) -> tuple[Found, str | None]:
-    """Have a step applied in this transaction, unless it was before; then how it stands, and its result."""
+async def claim(dialect: str, key: str) -> tuple[EffectState, str | None]:
+    """Mark a step as applied in this transaction, unless it has a row; returns its state before, and its result."""
     sql = STATEMENTS[dialect]
     await _begin(dialect)
     if await Fetch(Statement(sql.apply, (key,))):
-        return Found.NEW, None
+        return EffectState.NEW, None
     [(state, result)] = await Fetch(Statement(sql.look, (key,)))
-    return Found(state), result
+    return EffectState(state), result
 
 
 async def keep(dialect: str, key: str, result: str) -> None:
@@ -82,7 +82,7 @@ async def keep(dialect: str, key: str, result: str) -> None:
 
 
 async def entomb(dialect: str, key: str) -> bool:
-    """Have a step undone in this transaction; whether it had applied, so that there is something to undo."""
+    """Mark a step as undone in this transaction; whether it had applied, so that there is an effect to undo."""
     sql = STATEMENTS[dialect]
     await _begin(dialect)
     if await Fetch(Statement(sql.entomb, (key,))):
@@ -91,13 +91,13 @@ async def entomb(dialect: str, key: str) -> bool:
 
 
 async def forget(dialect: str, older_s: int, limit: int) -> int:
-    """Delete what is older, at most so many; how many."""
+    """Delete at most `limit` older rows; how many."""
     await _begin(dialect)
     return len(await Fetch(Statement(STATEMENTS[dialect].reap, (older_s, limit))))
 
 
 async def _begin(dialect: str) -> None:
-    """On SQLite a transaction begins when its user first touches it, and our statements are no such touch: without this
-    they would commit by themselves. Begun already, it stays as it is."""
+    """Begin on SQLite, where a transaction begins with its user's first statement, which ours are not: without this
+    they would commit by themselves. A transaction that has begun stays as it is."""
     if dialect == "sqlite":
         await Batch((Boundary.BEGIN,))

@@ -1,7 +1,6 @@
-"""What all engines have in common: which sagas they run, when a start is a repetition, and what a result is.
+"""The base of all engines: the sagas they run, the detection of repeated starts, and results.
 
-An adapter says how a saga is submitted, looked up and told something; everything that must be the same on all engines
-is decided here.
+An adapter submits, finds and signals sagas; everything that must be the same on all engines is decided here.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 LISTED_MAX: Final = 10_000
-#: How often one that waits for a result looks whether the saga has stopped: soon at first.
+#: How often a wait for a result checks whether the saga has stopped: often at first.
 _LOOK_S: Final = 0.2
 _LOOK_S_MAX: Final = 10.0
 
 
 class SagaEngine(ABC):
-    """Runs sagas, one id at most once. An adapter implements what is abstract here."""
+    """Runs sagas, one id at most once. An adapter implements the abstract methods."""
 
     def __init__(self, sagas: Sequence[AnySaga], listener: Listeners | None = None) -> None:
         if not are_listeners(listener):
@@ -71,13 +70,12 @@ class SagaEngine(ABC):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the engine is open: its other methods need that."""
         return self._is_open
 
     @asynccontextmanager
     async def as_operator(self) -> AsyncIterator[Self]:
-        """The engine, open for a person who looks and asks, as commands do: it runs no saga, for it would leave it half
-        done when it is closed."""
+        """The engine, open for an operator's command: it runs no saga, which closing would interrupt."""
         self._runs_sagas = False
         try:
             async with self:
@@ -91,22 +89,21 @@ class SagaEngine(ABC):
         return await self.submit(begin(saga, check_saga_id(saga_id), given))
 
     async def submit(self, start: Start) -> bool:
-        """Start what `start_on_commit` has asked for, which is in `start`. The answer is as that of `start`."""
+        """Start the saga that `start_on_commit` published as `start`. Returns the same as `start`."""
         if f"{start.saga}@{start.version}" not in self._sagas:
             raise ConfigurationError(
                 f"saga {start.saga!r} in version {start.version!r} is not run by this engine, which has "
                 f"{', '.join(self._sagas)}: add it to sagas=[...]"
             )
         self._check_open()
-        known = await self._submit(start)
-        if known is not None:
-            _compare(start, known)
-        return known is None
+        existing = await self._submit(start)
+        if existing is not None:
+            _compare(start, existing)
+        return existing is None
 
     async def result(self, saga_id: str, *, timeout_s: float | None = None) -> Any:
-        """Wait for a saga to end, and give what its function returned. Compensated: it did not complete. SagaStopped:
-        it has no end until a person acts. TimeoutError: it goes on after `timeout_s`. One that is stuck is waited
-        for."""
+        """Wait for a saga to end, and return its function's result. Compensated: it did not complete. SagaStopped: it
+        does not end until an operator acts. TimeoutError: it goes on after `timeout_s`. A stuck saga is waited for."""
         if timeout_s is not None:
             require("timeout_s", timeout_s)
         check_saga_id(saga_id)
@@ -120,12 +117,12 @@ class SagaEngine(ABC):
         return decode(outcome["result"], annotation, what=f"the result of saga {saga_id!r}")
 
     async def _wait_for_end(self, saga_id: str) -> Json:
-        """The outcome. SagaStopped: engines tell of an end, and of nothing before it, so that is looked for."""
+        """The outcome. Engines report an end only, so the status is polled for a stop: SagaStopped."""
         ending = asyncio.ensure_future(self._outcome(saga_id))
         look_s = _LOOK_S
         try:
             while not (await asyncio.wait({ending}, timeout=look_s))[0]:
-                with suppress(StoreUnavailable):  # an engine that restarts has it when it is back
+                with suppress(StoreUnavailable):  # a restarting engine has the status when it is back
                     status = await self.status(saga_id)
                     if status.state == "stopped" and not ending.done():
                         raise SagaStopped(saga_id, status.error or "")
@@ -136,8 +133,8 @@ class SagaEngine(ABC):
             await asyncio.wait({ending})
 
     async def retry(self, saga_id: str) -> bool:
-        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaNotStopped: it goes on by
-        itself. SagaUnknown."""
+        """Resume a stopped saga with the present code. False: it has ended. SagaNotStopped: it goes on by itself.
+        SagaUnknown."""
         status = await self.status(saga_id)
         if status.state in ("completed", "compensated"):
             return False
@@ -149,8 +146,8 @@ class SagaEngine(ABC):
         return await self._resume(saga_id)
 
     async def signal(self, saga_id: str, signal: str, data: Any = None, *, signal_id: str | None = None) -> None:
-        """Send a saga `data` that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
-        is taken for what it is; another signal may have the same."""
+        """Send a saga `data` that it waits for with `s.wait(signal)`, now or later. With a `signal_id` repetitions are
+        dropped; another signal may have the same id."""
         check_name(signal, "signal")
         if signal_id is not None:
             check_signal_id(signal_id)
@@ -168,13 +165,13 @@ class SagaEngine(ABC):
         return await self._list(state, limit)
 
     async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
-        """Note that `actor` does something to a saga (`action`), before it is done. SagaUnknown."""
+        """Record an `action` of `actor` on a saga, before it is done. SagaUnknown."""
         await self.status(saga_id)
         _log.warning("saga %s: %s by %s", saga_id, action, actor)
         await self._note(saga_id, action, actor)
 
     def consume_starts(self, once: Any, *, name: str = "onefold-sagas") -> None:
-        """Have the consumers of a Onefold or AsyncOnefold (`once`) start what `start_on_commit` asked for. Called on
+        """Have the consumers of a Onefold or AsyncOnefold (`once`) start the sagas of `start_on_commit`. Called on
         the event loop of the engine, before the consumers run; `name` is the name of the consumer."""
         from onefold._saga.starting import add_consumer
 
@@ -194,15 +191,15 @@ class SagaEngine(ABC):
 
     @abstractmethod
     async def _close(self) -> None:
-        """End what `_open` began, as far as it came. A second time: nothing."""
+        """Undo `_open`, also where it failed halfway. A second call does nothing."""
 
     @abstractmethod
     async def _submit(self, start: Start) -> Start | None:
-        """Have the engine run this, unless its id is known: then what that was started with, for any saga's name."""
+        """Submit this start to the engine. If its id exists, for a saga of any name: the Start it had; else None."""
 
     @abstractmethod
     async def _outcome(self, saga_id: str) -> Json:
-        """Wait for what `run_saga` returned. SagaUnknown; SagaStopped: it was ended by others."""
+        """Wait for the outcome that `run_saga` returned. SagaUnknown; SagaStopped: it was ended from outside."""
 
     @abstractmethod
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
@@ -214,7 +211,7 @@ class SagaEngine(ABC):
 
     @abstractmethod
     async def status(self, saga_id: str) -> SagaStatus:
-        """How a saga stands. SagaUnknown."""
+        """The status of a saga. SagaUnknown."""
 
     @abstractmethod
     async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
@@ -228,22 +225,22 @@ class SagaEngine(ABC):
 
     @abstractmethod
     async def _resume(self, saga_id: str) -> bool:
-        """Have a saga go on that has stopped: from here on it counts as running. False: it has ended."""
+        """Resume a stopped saga: from here on it counts as running. False: it has ended."""
 
     @abstractmethod
     async def _note(self, saga_id: str, action: str, actor: str) -> None:
-        """Keep in the saga's history who did something to it."""
+        """Write an operator's action to the saga's history."""
 
 
-def _compare(start: Start, known: Start) -> None:
-    if start.fingerprint == known.fingerprint:
+def _compare(start: Start, existing: Start) -> None:
+    if start.fingerprint == existing.fingerprint:
         return
-    if (start.saga, start.version) == (known.saga, known.version):
+    if (start.saga, start.version) == (existing.saga, existing.version):
         other = "other input"
-    elif start.saga == known.saga:
-        other = f"version {known.version!r}, not {start.version!r}"
+    elif start.saga == existing.saga:
+        other = f"version {existing.version!r}, not {start.version!r}"
     else:
-        other = f"the saga {known.saga!r}, not {start.saga!r}"
+        other = f"the saga {existing.saga!r}, not {start.saga!r}"
     raise SagaMismatch(
         f"saga id {start.saga_id!r} was started before with {other}, and nothing is started now: use another id, or "
         "start it with what it had"

@@ -1,8 +1,8 @@
-"""What the flow of one running saga asks of its engine: see `execution.py`, which is the only one to call this.
+"""The port of an engine for one running saga. Only `execution.py` calls it.
 
-All that is answered here is journalled by the engine and answered alike in every replay. An engine says its own
-troubles (a journal that does not fit the code, a shutdown) by `EngineFault` or any other BaseException that is none of
-ours: the saga then stops, and nothing is undone.
+The engine journals every answer, and gives the same one in every replay. It raises its own errors (a journal that does
+not fit the code, a shutdown) as `EngineFault` or any other BaseException that is not onefold's: the saga then stops,
+and nothing is undone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class EngineContext(Protocol):
 
     async def run_step(self, call: StepCall) -> Json:
         """The record of this step under `call.journal_name`: from the journal, or of `call.attempt(last=...)`, which is
-        tried as often as `call.retry.attempts_max` says, with the pauses of `call.retry.backoff`. An engine that cannot
-        tell the last attempt gives `last=False` and makes `call.failure(...)` of what was raised in the end.
-        CancelRequested: it was not run, or not to its end, because the saga is asked to cancel; never for an undo."""
+        tried as often as `call.retry.attempts_max` says, with the pauses of `call.retry.backoff`. An engine that does
+        not know which attempt is the last gives `last=False`, and makes a `call.failure(...)` of the final error.
+        CancelRequested: it was not run, or not to its end, because a cancellation was requested; never for an undo."""
         ...
 
     async def run_tx(self, call: StepCall) -> Json:
@@ -38,10 +38,10 @@ class EngineContext(Protocol):
         ...
 
     async def cancel_requested(self) -> bool:
-        """Whether the saga is asked to cancel, now and not from the journal: once True, always True. Asked where the
+        """Whether a cancellation is requested, now and not from the journal: once True, always True. Called when the
         saga would stop for a mistake in its own code, so that a stopped saga can be cancelled."""
         ...
 
     def shield(self) -> None:
-        """Compensations begin: from here on requests to cancel are not raised."""
+        """Compensations begin: from here on CancelRequested is not raised."""
         ...

@@ -1,4 +1,4 @@
-"""A saga while it runs: the same lines on every engine.
+"""Executes a saga: the same code on every engine.
 
 Theory of operation. The engine calls `run_saga`, again from the beginning after every crash. Each step registers its
 compensation before it is run: a crash in between undoes what never applied, which compensations tolerate, and never
@@ -41,9 +41,8 @@ T = TypeVar("T")
 
 
 class Saga:
-    """What a saga's function does its work with: steps, pauses and signals, one at a time. The engine makes it, of the
-    `definition`, what the saga was started with (`start`), itself (`engine`), `listener`, and what counts stuck sagas
-    (`stuck`)."""
+    """The argument of a saga's function, for steps, pauses and signals, one at a time. The engine makes it, from the
+    `definition`, the saga's `start`, itself (`engine`), its `listener`, and its counter of stuck sagas (`stuck`)."""
 
     __slots__ = (
         "_busy",
@@ -75,7 +74,7 @@ class Saga:
         self._undos: list[tuple[Runner, StepCall]] = []
         self._busy = ""
         self._fault: BaseException | None = None
-        #: What was asked for and not begun: coroutines that were not awaited.
+        #: Operations that were called and not begun: coroutines that were not awaited.
         self._unawaited: list[str] = []
 
     @property
@@ -91,7 +90,7 @@ class Saga:
         undo: Callable[..., Any] | None = None,
         retry: RetryPolicy | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Run a `function` once, as far as engines can: its result is recorded and never asked for again. In it `key()`
+        """Run a `function` once, as far as engines can: its result is recorded, and it is not run again. In it `key()`
         is its idempotency key, for a crash before the record is written has it run again.
 
         `undo` gets the same arguments, and runs when the saga is compensated, also where the step failed or was never
@@ -122,20 +121,20 @@ class Saga:
     async def _sleep(self, seconds: float) -> None:
         self._check("s.sleep(...)")
         self._refuse(lambda: require("seconds", seconds, most=SLEEP_S_MAX))
-        await self._ask("s.sleep(...)", self._engine.sleep(seconds))
+        await self._await_engine("s.sleep(...)", self._engine.sleep(seconds))
 
     def wait(self, signal: str, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Any]:
         """The data of a `signal` that was sent to this saga, before or after now. SignalTimedOut after `timeout_s`."""
         what = f"s.wait({signal!r})"
         return self._begin(what, functools.partial(self._wait, what, signal, timeout_s))
 
-    async def _wait(self, what: str, signal: str, timeout_s: float | None) -> Any:
-        self._check(what)
+    async def _wait(self, label: str, signal: str, timeout_s: float | None) -> Any:
+        self._check(label)
         self._refuse(lambda: check_name(signal, "signal"))
         if timeout_s is not None:
             limit_s = timeout_s
             self._refuse(lambda: require("timeout_s", limit_s, most=SLEEP_S_MAX))
-        answer = await self._ask(what, self._engine.wait_signal(signal, timeout_s))
+        answer = await self._await_engine(label, self._engine.wait_signal(signal, timeout_s))
         if answer is None:
             raise SignalTimedOut(f"signal {signal!r} did not come within {timeout_s:g} s")
         return answer["data"]
@@ -153,47 +152,47 @@ class Saga:
     async def _undo(self, run: Runner, call: StepCall) -> None:
         for number in count(1):
             attempts = replace(call, round=number, failures=[])
-            if "error" not in await self._ask(f"the compensation of step {call.step!r}", run(attempts)):
+            if "error" not in await self._await_engine(f"the compensation of step {call.step!r}", run(attempts)):
                 return
             self._stuck.add(self._start)
             pause_s = self._definition.undo_pause.ceiling_s(number, throttled=False)
-            await self._ask("the pause of a compensation", self._engine.sleep(pause_s))
+            await self._await_engine("the pause of a compensation", self._engine.sleep(pause_s))
 
     async def _run(
         self,
         run: Runner,
-        given_first: int,
+        leading: int,
         name: str,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         undo: Callable[..., Any] | None,
         retry: RetryPolicy | None,
     ) -> Any:
-        """`given_first`: how many arguments the engine puts before the step's own. A transaction's is its session."""
-        what = f"step {name!r}"
-        self._check(what)
+        """`leading`: how many arguments the engine puts before the step's own: the session of a transaction."""
+        label = f"step {name!r}"
+        self._check(label)
         self._refuse(lambda: self._check_step(name, function, undo, retry))
-        self._refuse(lambda: _check_arguments(name, function, undo, given_first, len(args)))
-        types = parameter_types(function, len(args), after=given_first)
+        self._refuse(lambda: _check_arguments(name, function, undo, leading, len(args)))
+        types = parameter_types(function, len(args), after=leading)
         try:
-            given = tuple(
-                encode(arg, annotation, what=f"argument {number} of {what}")
+            encoded = tuple(
+                encode(arg, annotation, what=f"argument {number} of {label}")
                 for number, (arg, annotation) in enumerate(zip(args, types, strict=True), start=1)
             )
         except ResultNotSerializable as error:
             raise self._stop(str(error)) from None
-        call = self._call(name, function, given, retry or STEP_RETRY)
+        call = self._call(name, function, encoded, retry or STEP_RETRY)
         if undo is not None:
             # Before the step: a crash while it runs must find its compensation.
-            self._undos.append((run, self._call(name, undo, given, self._definition.undo_retry, undo=True)))
-        record = await self._ask(what, run(call))
+            self._undos.append((run, self._call(name, undo, encoded, self._definition.undo_retry, undo=True)))
+        record = await self._await_engine(label, run(call))
         try:
             return call.read(record)
         except ResultUnreadable as error:
             raise self._stop(str(error)) from None
 
     def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
-        """What is asked for, to be awaited: what is not awaited does not happen, and the saga's end tells of it."""
+        """A coroutine for the operation. One that is not awaited does not run, and the saga's end reports it."""
         self._unawaited.append(what)
 
         async def begin() -> T:
@@ -218,9 +217,9 @@ class Saga:
 
     def _check_step(self, name: str, function: object, undo: object, retry: object) -> None:
         if callable(name) and isinstance(function, str):
-            called = getattr(name, "__name__", type(name).__name__)
+            shown = getattr(name, "__name__", type(name).__name__)
             raise ConfigurationError(
-                f"s.step({called}, {function!r}, ...) has its arguments swapped: write s.step({function!r}, {called}, "
+                f"s.step({shown}, {function!r}, ...) has its arguments swapped: write s.step({function!r}, {shown}, "
                 "...)"
             )
         check_name(name, "step name")
@@ -240,8 +239,8 @@ class Saga:
             raise ConfigurationError(f"retry={retry!r} of step {name!r} must be a RetryPolicy, or None")
         self._steps.add(name)
 
-    async def _ask(self, what: str, answer: Any) -> Any:
-        """What the engine answers. What is not a failed step ends the saga, also where its function goes on."""
+    async def _await_engine(self, what: str, answer: Any) -> Any:
+        """Await the engine. Any error but a failed step ends the saga, even if its function catches it."""
         self._busy = what
         try:
             return await answer
@@ -292,9 +291,10 @@ class Saga:
 
 
 def _check_arguments(
-    name: str, function: Callable[..., Any], undo: Callable[..., Any] | None, given_first: int, count: int
+    name: str, function: Callable[..., Any], undo: Callable[..., Any] | None, leading: int, count: int
 ) -> None:
-    """Refuse what could not be called: of a compensation that would show when its step has happened, and for ever."""
+    """Refuse functions that do not take these arguments: a compensation would fail for ever, after its step has
+    happened."""
     for role, each in (("", function), ("its undo ", undo)):
         if each is None:
             continue
@@ -303,12 +303,12 @@ def _check_arguments(
         except (TypeError, ValueError):  # written in C
             continue
         try:
-            signature.bind(*[None] * (given_first + count))
+            signature.bind(*[None] * (leading + count))
         except TypeError as error:
-            called = getattr(each, "__name__", type(each).__name__)
-            session = "a session and " if given_first else ""
+            shown = getattr(each, "__name__", type(each).__name__)
+            session = "a session and " if leading else ""
             raise ConfigurationError(
-                f"step {name!r} gives {role}{called}{signature} what it does not take ({error}): a step and its undo "
+                f"step {name!r} gives {role}{shown}{signature} what it does not take ({error}): a step and its undo "
                 f"are called with {session}the arguments of the step, here {count}"
             ) from None
 
@@ -321,32 +321,32 @@ async def run_saga(
     listener: Listener | None = None,
     stuck: StuckSagas | None = None,
 ) -> Json:
-    """Run a saga to its outcome. EngineFault, or another BaseException of the engine: it has none yet. The listener is
-    told of attempts that are made here."""
+    """Run a saga to its outcome. EngineFault, or another BaseException of the engine: it has none yet. The listener
+    gets the attempts that are made in this process."""
     s = Saga(definition, start, engine, listener, stuck)
-    kept = {"saga": start.saga, "version": start.version}
+    identity = {"saga": start.saga, "version": start.version}
     cancelled = False
     try:
         value = await _call(definition, start, s)
-        return {"outcome": "completed", "result": _encode_result(definition, s, value), **kept}
+        return {"outcome": "completed", "result": _encode_result(definition, s, value), **identity}
     except (StepFailed, Abort) as error:
-        why = str(error) if isinstance(error, StepFailed) else describe(error)
+        error_text = str(error) if isinstance(error, StepFailed) else describe(error)
     except CancelRequested as error:
-        why, cancelled = str(error), True
+        error_text, cancelled = str(error), True
     except Exception as error:
-        # Not a failed step but a mistake in the function. Where a person has given up on it, it is compensated.
-        if not await s._ask("a look for requests to cancel", engine.cancel_requested()):
+        # Not a failed step but a mistake in the function. If an operator has cancelled the saga, it is compensated.
+        if not await s._await_engine("the check for a cancellation", engine.cancel_requested()):
             raise EngineFault(
                 f"{describe_stop(s.id)}its function {definition.function.__qualname__} raised "
                 f"{describe(error)}. Repaired under the same version it goes on from the same place"
             ) from error
-        why, cancelled = f"cancelled after {describe(error)}", True
+        error_text, cancelled = f"cancelled after {describe(error)}", True
     await s.compensate()
-    return {"outcome": "compensated", "error": why, "cancelled": cancelled, **kept}
+    return {"outcome": "compensated", "error": error_text, "cancelled": cancelled, **identity}
 
 
 async def _call(definition: AnySaga, start: Start, s: Saga) -> Any:
-    """What the function returns or raises."""
+    """Call the saga's function with its decoded input."""
     [annotation] = parameter_types(definition.function, 1, after=1)
     try:
         return await definition.function(s, decode(start.input, annotation, what="its input"))

@@ -1,4 +1,4 @@
-"""Steps whose effect is in your own database: each applies once, and never after it was undone.
+"""Steps with an effect in your own database: each applies once, and never after it was undone.
 
 Theory of operation. An engine may run a step twice, and a step that hangs may come back after its compensation. So the
 step's key is written in the transaction of its effect: the second execution finds it, and gets the first one's result.
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Protocol
 from onefold._kernel.results import annotation_of, decode_result, encode_result, result_type_of
 from onefold._kernel.transaction import perform_inside
 from onefold._policy.ranges import require
-from onefold._saga.effect_rows import Found, claim, entomb, forget, keep
+from onefold._saga.effect_rows import EffectState, claim, entomb, forget, keep
 from onefold._saga.saga_errors import Abort
 from onefold._saga.step_keys import StepKeys, current_step, only_use
 from onefold.errors import ConfigurationError
@@ -103,7 +103,7 @@ class Effects:
             work = part(function, dialect, current_step(f"effects.{name}"))
             with only_use(function.__qualname__, (name, once)), once.transaction() as tx:
                 perform_inside(tx, work.begin())
-                value = function(tx, *args) if work.runs else work.known
+                value = function(tx, *args) if work.runs else work.result
                 perform_inside(tx, work.end(value))
             return value
 
@@ -115,13 +115,13 @@ class Effects:
         async def work_in_transaction(work: _Applying | _Undoing, *args: Any) -> Any:
             async with once.transaction() as tx:
                 await perform_inside(tx, work.begin())
-                value = await function(tx, *args) if work.runs else work.known
+                value = await function(tx, *args) if work.runs else work.result
                 await perform_inside(tx, work.end(value))
             return value
 
-        made = _named_like(run_async if once._asynchronous else run, function)
-        setattr(made, _DATABASE, once)
-        return made
+        wrapped = _named_like(run_async if once._asynchronous else run, function)
+        setattr(wrapped, _DATABASE, once)
+        return wrapped
 
 
 class _Applying:
@@ -130,20 +130,20 @@ class _Applying:
     def __init__(self, function: Callable[..., Any], dialect: str, keys: StepKeys) -> None:
         self._type = result_type_of(function)
         self._dialect, self._keys = dialect, keys
-        self.runs, self.known = True, None
+        self.runs, self.result = True, None
 
     async def begin(self) -> None:
-        found, result = await claim(self._dialect, self._keys.key)
-        if found is Found.UNDONE:
+        state, result = await claim(self._dialect, self._keys.key)
+        if state is EffectState.UNDONE:
             raise Undone(f"{self._keys.key} was undone before it could apply: it came late, and is refused")
-        if found is Found.APPLIED:
+        if state is EffectState.APPLIED:
             self.runs = False
-            self.known = None if result is None else decode_result(result.encode(), self._type, what=self._what)
+            self.result = None if result is None else decode_result(result.encode(), self._type, what=self._what)
 
     async def end(self, value: Any) -> None:
         if self.runs:
-            written = encode_result(value, self._type, what=self._what)
-            await keep(self._dialect, self._keys.key, written.decode())
+            encoded = encode_result(value, self._type, what=self._what)
+            await keep(self._dialect, self._keys.key, encoded.decode())
 
     @property
     def _what(self) -> str:
@@ -155,7 +155,7 @@ class _Undoing:
 
     def __init__(self, function: Callable[..., Any], dialect: str, keys: StepKeys) -> None:
         self._dialect, self._keys = dialect, keys
-        self.runs, self.known = False, None
+        self.runs, self.result = False, None
         if not keys.undo:
             raise ConfigurationError(
                 f"{function.__qualname__} is made by effects.undo, and runs as step {keys.key!r}: it is for undo="
@@ -165,22 +165,22 @@ class _Undoing:
         self.runs = await entomb(self._dialect, self._keys.forward)
 
     async def end(self, value: Any) -> None:
-        """There is nothing to keep: an engine does not ask what a compensation gave."""
+        """Store nothing: no engine reads the result of a compensation."""
 
 
 def effects_database(function: object) -> object | None:
-    """The Onefold of what `effects.apply` or `effects.undo` has made; None for another function."""
+    """The Onefold of a function made by `effects.apply` or `effects.undo`; None for another function."""
     return getattr(function, _DATABASE, None)
 
 
 def _named_like(run: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """As the function looks to a saga: without the transaction that it gets first."""
+    """Give `run` the name and signature of the function, without its first parameter, the transaction."""
     signature = inspect.signature(function)
-    rest = list(signature.parameters.values())[1:]
+    parameters = list(signature.parameters.values())[1:]
     run.__name__, run.__qualname__, run.__module__ = function.__name__, function.__qualname__, function.__module__
     run.__doc__ = function.__doc__
-    run.__annotations__ = {each.name: annotation_of(function, each.name) for each in rest}
+    run.__annotations__ = {each.name: annotation_of(function, each.name) for each in parameters}
     run.__annotations__["return"] = result_type_of(function)
-    run.__signature__ = signature.replace(parameters=rest)
-    made: Callable[..., Any] = run
-    return made
+    run.__signature__ = signature.replace(parameters=parameters)
+    wrapped: Callable[..., Any] = run
+    return wrapped

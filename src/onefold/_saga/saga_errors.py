@@ -1,9 +1,9 @@
-"""What a saga can end with, and what stops it.
+"""The errors that end a saga, and those that stop it.
 
 Three kinds, and they never mix. A step that failed (`StepFailed`) or a saga that gives up (`Abort`) is compensated. A
 request to cancel (`CancelRequested`) is compensated, and passes through `except Exception`. Everything else stops the
-saga where it is (`EngineFault`): nothing is undone, because code that does not fit its journal knows nothing of what
-was done.
+saga where it is (`EngineFault`): nothing is undone, because code that does not fit its journal does not know which
+steps have run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepFailed(OnefoldError):
 
 
 class Compensated(OnefoldError):
-    """The saga did not complete: what its steps had done is undone. `cancelled`: it was asked to."""
+    """The saga did not complete: what its steps had done is undone. `cancelled`: by a request."""
 
     def __init__(self, saga_id: str, error: str, *, cancelled: bool) -> None:
         super().__init__(f"saga {saga_id!r} was compensated: {error}")
@@ -56,7 +56,7 @@ class SagaStopped(OnefoldError):
 
 
 def describe_stop(saga_id: str) -> str:
-    """How the text of an EngineFault begins."""
+    """The beginning of an EngineFault's text."""
     return f"saga {saga_id!r} stops, and nothing is undone: "
 
 
@@ -85,7 +85,7 @@ class SagaUnknown(CallerError):
 
 
 class NotInAStep(ProgrammerError):
-    """key() or forward_key() was asked for outside of a step."""
+    """key() or forward_key() was called outside of a step."""
 
 
 class EngineFault(BaseException):
@@ -95,4 +95,4 @@ class EngineFault(BaseException):
 
 
 class CancelRequested(BaseException):
-    """The saga is asked to cancel: it is compensated. Not an Exception, for the same reason."""
+    """A cancellation was requested: the saga is compensated. Not an Exception, for the same reason."""

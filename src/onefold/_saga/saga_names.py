@@ -23,12 +23,12 @@ NAME_CHARACTERS_MAX: Final = 100
 _ID: Final = re.compile(rf"[!#-+\--:<-\[\]-~]{{1,{ID_CHARACTERS_MAX}}}")
 _NAME: Final = re.compile(rf"[!#-+\--9<-\[\]-~]{{1,{NAME_CHARACTERS_MAX}}}")
 
-#: What is never part of an address: clients and servers take it out. Engines have addresses with the id in them.
+#: Path segments that clients and servers remove from addresses. Engines have addresses with the id in them.
 _DIRECTORIES: Final = (".", "..")
 
 
 def check_saga_id(saga_id: object) -> str:
-    """The id as it was given, if keys can be made of it."""
+    """The id, unchanged, if keys can be made of it."""
     if not isinstance(saga_id, str) or not _ID.fullmatch(saga_id) or saga_id in _DIRECTORIES:
         raise ConfigurationError(
             f"saga id {saga_id!r:.150} must be 1 to {ID_CHARACTERS_MAX} visible ASCII characters without quotes, "
@@ -39,7 +39,7 @@ def check_saga_id(saga_id: object) -> str:
 
 
 def check_signal_id(signal_id: object) -> None:
-    """Refuse what engines could not send as part of a key."""
+    """Refuse an id that engines could not send as part of a key."""
     if not isinstance(signal_id, str) or not _ID.fullmatch(signal_id):
         raise ConfigurationError(
             f"signal_id {signal_id!r:.150} must be 1 to {ID_CHARACTERS_MAX} visible ASCII characters without quotes, "
@@ -48,7 +48,7 @@ def check_signal_id(signal_id: object) -> None:
 
 
 def check_name(name: object, what: str) -> str:
-    """The name of a saga, step or signal as it was given, if it can be part of a key."""
+    """The name of a saga, step or signal, unchanged, if it can be part of a key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == UNDO:
         raise ConfigurationError(
             f"{what} {name!r:.150} must be 1 to {NAME_CHARACTERS_MAX} visible ASCII characters without colons, quotes, "
@@ -58,7 +58,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_saga_name(name: object) -> str:
-    """The name of a saga as it was given. Engines know a saga as NAME@VERSION, which reads in one way."""
+    """The name of a saga, unchanged. Engines know a saga as NAME@VERSION, which must be unambiguous."""
     if isinstance(name, str) and "@" in name:
         raise ConfigurationError(
             f"saga name {name!r:.150} must be without '@', for engines know a saga as NAME@VERSION: write '-', or "

@@ -1,4 +1,4 @@
-"""How a saga stands, and what it has done, as data; made of the records that an engine's journal has."""
+"""The status and history of a saga as data, made from the records of an engine's journal."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ STATES: tuple[State, ...] = ("running", "compensating", "stuck", "stopped", "com
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """Something a saga has done: a step, a compensation, a pause, a signal that came, or what a person did to it."""
+    """An entry of a saga's history: a step, a compensation, a pause, a received signal, or an operator's action."""
 
     kind: Literal["step", "undo", "sleep", "signal", "action"]
-    """undo is a compensation, sleep a pause, action what a person did."""
+    """undo is a compensation, sleep a pause, action an operator's."""
     name: str
     """Of the step, the signal or the action."""
     attempts: int = 1
     """How many there were; of a compensation in this round."""
     failures: tuple[str, ...] = ()
-    """What the attempts before the last raised, as far as the engine has kept it."""
+    """The errors of the attempts before the last, as far as the engine has kept them."""
     result: Json = None
-    """What the step returned, or the signal brought."""
+    """The result of the step, or the data of the signal."""
     error: str | None = None
     """It failed for good, or this round of a compensation did."""
     started_at: datetime | None = None
@@ -40,7 +40,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SagaStatus:
-    """How a saga stands."""
+    """The status of a saga."""
 
     saga_id: str
     saga: str
@@ -51,7 +51,7 @@ class SagaStatus:
     error: str | None = None
     """Why it is stuck or stopped, or why it was compensated."""
     cancelled: bool = False
-    """It is asked to cancel, or was compensated for that."""
+    """A cancellation is requested, or the saga was compensated for one."""
     started_at: datetime | None = None
     updated_at: datetime | None = None
 

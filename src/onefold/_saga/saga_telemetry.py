@@ -1,4 +1,4 @@
-"""What sagas come to, told to the listener of their engine."""
+"""Reports the ends of sagas, and counts of stuck ones, to the listener of their engine."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from onefold._saga.definition import Start
 from onefold._saga.saga_values import Json
 
 
-def tell_end(listener: Listener | None, start: Start, outcome: Json) -> None:
-    """Tell of what `run_saga` returned."""
+def report_end(listener: Listener | None, start: Start, outcome: Json) -> None:
+    """Report the outcome that `run_saga` returned."""
     if listener is None:
         return
     ended: SagaOutcome = "cancelled" if outcome.get("cancelled") else outcome["outcome"]
     emit(listener, SagaEnded(start.saga, start.saga_id, ended, outcome.get("error", "")))
 
 
-def tell_stop(listener: Listener | None, start: Start, why: object) -> None:
-    """Tell of a saga that has stopped."""
+def report_stop(listener: Listener | None, start: Start, why: object) -> None:
+    """Report a saga that has stopped."""
     emit(listener, SagaEnded(start.saga, start.saga_id, "stopped", str(why)))
 
 
 class StuckSagas:
-    """Which of the sagas that this process runs are stuck. One that it gives up is another process's, or none's for as
-    long as its server lets it rest."""
+    """The stuck sagas among those that this process runs. One that it gives up belongs to another process, or to none
+    until its server schedules it again."""
 
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
@@ -33,11 +33,11 @@ class StuckSagas:
         self._lock = Lock()  # Temporal runs workflows on threads.
 
     def add(self, start: Start) -> None:
-        """A round of its compensation has failed."""
+        """Add a saga: a round of its compensation has failed."""
         self._change(start, stuck=True)
 
     def remove(self, start: Start) -> None:
-        """Its compensation is done, or it is not run here any more."""
+        """Remove a saga: its compensation is done, or it does not run here any more."""
         self._change(start, stuck=False)
 
     def _change(self, start: Start, *, stuck: bool) -> None:

@@ -15,7 +15,7 @@ from onefold._kernel.tracing import Attribute, Tracer
 
 @contextmanager
 def trace_attempt(tracer: Tracer, *, saga: str, saga_id: str, name: str, key: str, attempt: int) -> Iterator[None]:
-    """The function of a step runs. `name` is what the journal calls it."""
+    """A span around the function of a step. `name` is the step's in the journal."""
     attributes: dict[str, Attribute] = {
         "onefold.saga": saga, "onefold.saga.hash": hash_key(saga_id), "onefold.key.hash": hash_key(key),
         "onefold.step.name": name, "onefold.attempt": attempt,

@@ -1,5 +1,5 @@
-"""What a saga stores: JSON and nothing else, so that every engine keeps it and any process can read it. Types come
-from the annotations of the functions that give and take the values: see `_kernel/results.py`.
+"""The values that a saga stores: JSON and nothing else, so that every engine keeps it and any process can read it.
+Types come from the annotations of the functions that give and take the values: see `_kernel/results.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json: TypeAlias = Any
 
 
 def encode(value: object, annotation: object = Any, *, what: str) -> Json:
-    """The value as JSON data. Raises ResultNotSerializable, which calls it `what`."""
+    """The value as JSON data. Raises ResultNotSerializable, whose text names `what`."""
     return json.loads(encode_result(value, annotation, what=what))
 
 
@@ -26,7 +26,7 @@ def decode(data: Json, annotation: object = Any, *, what: str) -> Any:
 
 
 def parameter_types(function: Callable[..., Any], count: int, *, after: int = 0) -> Sequence[Any]:
-    """What a function takes in so many positions, those before left out. Any where it does not say."""
+    """The annotations of `count` positional parameters after the first `after`; Any for those without one."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # written in C

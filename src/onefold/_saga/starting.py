@@ -1,7 +1,7 @@
-"""Sagas that start if and only if a transaction commits: an event of its outbox is turned into a start by a consumer.
+"""Starts sagas if and only if a transaction commits: a consumer turns an event of its outbox into a start.
 
-A start is idempotent by its id: an event that is delivered twice, or that was handled by a process that died before it
-could say so, starts nothing a second time.
+A start is idempotent by its id: an event that is delivered twice, or whose process died before the acknowledgement,
+starts nothing a second time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 In = TypeVar("In")
 
 START_TOPIC: Final = "onefold.saga.start"
-#: A loop that does nothing for so long is blocked; and how often it is asked.
+#: A loop that runs nothing for so long is blocked; and how often it is probed.
 LOOP_S_MAX: Final = 1.0
 _LOOP_LOOK_S: Final = 0.1
 
@@ -50,7 +50,7 @@ def start_on_commit(tx: Transaction[Any], saga: SagaDefinition[In, Any], saga_id
 
 
 def add_consumer(engine: SagaEngine, once: Any, name: str) -> None:
-    """Have the consumers of a Onefold or AsyncOnefold start what such events ask for."""
+    """Add a consumer of such events, which starts their sagas, to a Onefold or AsyncOnefold."""
     if not hasattr(once, "consumer"):
         raise ConfigurationError(f"engine.consume_starts({once!r}) needs a Onefold or an AsyncOnefold")
     try:
@@ -74,34 +74,34 @@ def add_consumer(engine: SagaEngine, once: Any, name: str) -> None:
         _await_from_thread(partial(submit, message), loop)
 
     handler: Any = start_saga if once._asynchronous else start_saga_from_thread
-    # A saga that is not known here, or an engine that is closed, is none: a process of the newer release, or the next
-    # one, has it. Dead letters at once are those that no process can start.
+    # Only a start that no process can do is a dead letter at once. An unknown saga or a closed engine is not: a process
+    # of the newer release, or the next one, starts it.
     once.consumer(name, topic=START_TOPIC, dead_letter_on=(SagaMismatch,))(handler)
 
 
 def _await_from_thread(work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop) -> None:
-    """Have the engine's loop do it, while that loop runs. The end of `with once.consuming()` is waited for on a loop
-    that then does nothing else, and it waits for this handler: neither would end. A start that was given up may happen
-    all the same, which is the same start."""
-    answers = threading.Event()
+    """Run `work` on the engine's loop, while that loop runs. At the end of `with once.consuming()` the loop is blocked,
+    and waits for this handler: without the limit neither would end. A start that was given up may still happen, and is
+    the same start."""
+    is_alive = threading.Event()
 
     async def run() -> None:
         await work()
 
-    begun = run()
+    coroutine = run()
     try:
-        future = asyncio.run_coroutine_threadsafe(begun, loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     except RuntimeError:
-        begun.close()
+        coroutine.close()
         raise EngineLoopAway("the event loop of the engine is closed") from None
     while True:
-        answers.clear()
+        is_alive.clear()
         with suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(answers.set)
+            loop.call_soon_threadsafe(is_alive.set)
         ended, _ = wait([future], timeout=_LOOP_LOOK_S)
         if ended:
             return future.result()
-        if not answers.wait(LOOP_S_MAX):
+        if not is_alive.wait(LOOP_S_MAX):
             future.cancel()
             raise EngineLoopAway(
                 f"the event loop of the engine did not run for {LOOP_S_MAX:g} s: something blocks it, such as the end "

@@ -1,8 +1,8 @@
-"""One step as an engine runs it: its function, its arguments as JSON, its key, and the record that is kept of it.
+"""One step as an engine runs it: its function, its arguments as JSON, its key, and its record.
 
 Theory of operation. An engine runs `attempt` until it gives a record, which the engine journals and gives to every
 replay. A record says that the step has a result, or that it failed for good: failures are values, so that all engines
-keep the same of them. What is raised is to be tried again by the engine; `EngineFault` is not, and stops the saga.
+store them alike. The engine retries an attempt that raises, except for `EngineFault`, which stops the saga.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from onefold.errors import ResultNotSerializable, ResultUnreadable
 _log = logging.getLogger("onefold.saga")
 
 ERROR_CHARACTERS_MAX: Final = 1000
-#: So many failed attempts are kept with a record.
+#: How many failed attempts a record lists.
 FAILURES_MAX: Final = 20
 
 
 class StepBrokeOff(Exception):
-    """An attempt ended by what is not an Exception. It has failed: the step ends, and not its process."""
+    """An attempt raised something that is not an Exception. The step has failed; its process goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,14 @@ class StepCall:
 
     @property
     def journal_name(self) -> str:
-        """What the engine's journal calls it."""
+        """Its name in the engine's journal."""
         if not self.undo:
             return self.step
         return f"{self.step}:{UNDO}" if self.round == 1 else f"{self.step}:{UNDO}:{self.round}"
 
     @property
     def keys(self) -> StepKeys:
-        """What it is known by to servers, in every attempt and round."""
+        """Its idempotency keys, the same in every attempt and round."""
         forward = step_key(self.saga_id, self.step)
         return StepKeys(
             key=undo_key(self.saga_id, self.step) if self.undo else forward, forward=forward, undo=self.undo
@@ -80,7 +80,7 @@ class StepCall:
         except Exception as error:
             return self.fail(error, last=last)
         record = self.record(value)
-        self.tell_attempt("done")
+        self.report_attempt("done")
         return record
 
     @contextmanager
@@ -98,7 +98,7 @@ class StepCall:
             yield
 
     def arguments(self, *, after: int = 0) -> list[Any]:
-        """What the function is called with, after what an engine gives it first."""
+        """The decoded arguments of the function, after those that an engine puts first."""
         types = parameter_types(self.function, len(self.args), after=after)
         what = f"an argument of step {self.journal_name!r}"
         try:
@@ -107,9 +107,9 @@ class StepCall:
             raise EngineFault(f"{describe_stop(self.saga_id)}{error}") from None
 
     def record(self, value: object) -> Json:
-        """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for
-        a mistake in the code would hide it. Repaired code runs the step again, under the same key. That of a
-        compensation is left out: what is undone is undone, and nothing asks for it."""
+        """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for a
+        mistake in the code would hide it. Repaired code runs the step again, under the same key. The result of a
+        compensation is left out, because nothing reads it."""
         try:
             result = encode(
                 value, result_type_of(self.function), what=f"the result of step {self.journal_name!r}, which has run,"
@@ -155,8 +155,8 @@ class StepCall:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # This process ends, or gives the saga up.
-            # Of a task that the step awaits. To an engine it would be its own, and the saga would hang.
+                raise  # This process ends, or gives up the saga.
+            # From a task that the step awaits. An engine would take it for its own, and the saga would hang.
             raise StepBrokeOff("it was cancelled by something that it awaits") from error
 
     def _call_in_thread(self, args: list[Any]) -> Any:
@@ -167,7 +167,7 @@ class StepCall:
             raise StepBrokeOff(f"it called sys.exit({error.code!r})") from error
 
     def fail(self, error: Exception, *, last: bool) -> Json:
-        """Note a failed attempt. Its record where it is final, else it is raised again."""
+        """Count a failed attempt. Returns its record if it is final, else raises the error again."""
         aborted, text = isinstance(error, Abort), describe(error)
         self.failures.append(text)
         self.report_failure(text, last=last, aborted=aborted)
@@ -175,14 +175,14 @@ class StepCall:
             return self.failure(text, aborted=aborted)
         raise error
 
-    def tell_attempt(self, outcome: AttemptOutcome) -> None:
-        """Tell the listener of an attempt that was just made here."""
+    def report_attempt(self, outcome: AttemptOutcome) -> None:
+        """Report an attempt that was just made in this process to the listener."""
         kind: Literal["step", "undo"] = "undo" if self.undo else "step"
         emit(self.listener, SagaStepAttempted(self.saga, self.saga_id, self.step, kind, outcome))
 
     def report_failure(self, error: str, *, last: bool, aborted: bool) -> None:
-        """Log and tell of an attempt that has just failed. `last`: no attempt is left."""
-        self.tell_attempt("aborted" if aborted else "failed" if last else "retried")
+        """Log and report an attempt that has just failed. `last`: no attempt is left."""
+        self.report_attempt("aborted" if aborted else "failed" if last else "retried")
         if self.undo and (last or aborted):
             emit(self.listener, SagaStuck(self.saga, self.saga_id, self.step, self.round, error))
         if self.undo and (last or aborted):
@@ -202,5 +202,5 @@ class StepCall:
 
 
 def describe(error: BaseException) -> str:
-    """An error as it is kept and shown."""
+    """The text of an error in records and lists."""
     return f"{type(error).__qualname__}: {error}"[:ERROR_CHARACTERS_MAX]

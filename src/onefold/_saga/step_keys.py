@@ -1,4 +1,4 @@
-"""The keys of the step that runs here. Clients of onefold send `key()` by themselves."""
+"""The keys of the running step. Clients of onefold send `key()` by themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKeys:
-    """What a running step is known by."""
+    """The idempotency keys of a running step."""
 
     key: str
     forward: str
@@ -22,7 +22,7 @@ class StepKeys:
 
 
 _current: ContextVar[StepKeys | None] = ContextVar("onefold.saga.step", default=None)
-#: What has taken the key in this execution of the step: shared with its threads and tasks.
+#: The users of the key in this execution of the step: shared with its threads and tasks.
 _used: ContextVar[dict[Hashable, str]] = ContextVar("onefold.saga.step.used")
 
 
@@ -38,7 +38,7 @@ def forward_key() -> str:
 
 
 def current_step(what: str) -> StepKeys:
-    """The keys of the running step; `what` asks for them."""
+    """The keys of the running step; `what` names the caller in the error."""
     keys = _current.get()
     if keys is None:
         raise NotInAStep(
@@ -50,8 +50,8 @@ def current_step(what: str) -> StepKeys:
 
 @contextmanager
 def only_use(what: str, of: Hashable) -> Iterator[None]:
-    """`what` takes the step's key in here. A second one that does so in the same execution of the step would be taken
-    for a repetition of the first. One that failed has left nothing, and may come again."""
+    """Reserve the step's key for `what`. A second user in the same execution of the step would pass for a repetition of
+    the first. One that failed has left nothing, and may come again."""
     used = _used.get()
     if of in used:
         raise ConfigurationError(
@@ -69,7 +69,7 @@ def only_use(what: str, of: Hashable) -> Iterator[None]:
 
 @contextmanager
 def running(keys: StepKeys) -> Iterator[None]:
-    """What runs in here is this step."""
+    """A block that runs as this step."""
     token, uses = _current.set(keys), _used.set({})
     block = enter(Block(key=keys.key, name=f"of the saga's step {keys.key!r}"))
     try:

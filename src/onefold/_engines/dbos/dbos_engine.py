@@ -24,7 +24,7 @@ from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault, SagaUnknown
 from onefold._saga.saga_names import check_name, check_saga_id
 from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
-from onefold._saga.saga_telemetry import tell_end, tell_stop
+from onefold._saga.saga_telemetry import report_end, report_stop
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError
 
@@ -59,18 +59,18 @@ from onefold._engines.dbos.takeover import Takeover, queue_of, resume
 
 _log = logging.getLogger("onefold.saga")
 
-#: How soon a waiting saga notices a signal on SQLite, which cannot tell it.
+#: How soon a waiting saga notices a signal on SQLite, which has no notifications.
 _NOTICE_S: Final = 0.1
-#: How often a result is looked for: soon at first.
+#: How often a result is polled: often at first.
 _LOOK_S: Final = 0.02
 _LOOK_S_MAX: Final = 0.5
-#: How soon a saga runs that is resumed.
+#: How soon a resumed saga runs.
 _QUEUE_S: Final = 0.5
 _PAGE: Final = 200
 
 
 class OnefoldDBOS(DBOS):
-    """The DBOS that is ours: where the process has one, DBOS gives that instead of making this."""
+    """Our own DBOS: where the process has one already, DBOS would return that instead."""
 
 
 class Dbos(SagaEngine):
@@ -78,7 +78,7 @@ class Dbos(SagaEngine):
 
     `url` is the database of DBOS's own tables, `sagas` are those that it runs. `database` is a SQLAlchemy Engine or
     AsyncEngine of your own, for `s.tx(...)`. `name` keeps applications apart that
-    share a PostgreSQL database. Sagas of processes that died are looked for every `takeover_s`. `listener` is told
+    share a PostgreSQL database. Sagas of dead processes are taken over every `takeover_s`. `listener` gets
     what happens, as that of AsyncOnefold is. A process has one: DBOS is one per process, and its sagas run on the event
     loop that opened it.
     """
@@ -106,13 +106,13 @@ class Dbos(SagaEngine):
         self._takeover_s = takeover_s
         self._database: SagaDatabase | None = None
         self._locks: ExecutorLocks | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._takeover_task: asyncio.Task[None] | None = None
         self._datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._workflows: dict[str, Any] = {}
         self._launched = False
         self._closing = False
-        SagaDatabase(url).close()  # a wrong address is told here
+        SagaDatabase(url).close()  # a wrong address is refused here
 
     async def _open(self) -> None:
         if Dbos._of_process is not None:
@@ -161,7 +161,7 @@ class Dbos(SagaEngine):
         if not self._runs_sagas:
             return
         takeover = Takeover(self._locks, own=executor, workflows=self._sagas, every_s=self._takeover_s)
-        self._looking = asyncio.get_running_loop().create_task(takeover.run())
+        self._takeover_task = asyncio.get_running_loop().create_task(takeover.run())
 
     async def _register_queues(self) -> None:
         for workflow in self._sagas:
@@ -182,14 +182,14 @@ class Dbos(SagaEngine):
                 self._datasource = None
 
     async def _close(self) -> None:
-        """Stop where we are: what runs is resumed by another process, or by the next of this name."""
+        """Stop here: running sagas are resumed by another process, or by the next of this name."""
         loop = asyncio.get_running_loop()
         self._closing = True
-        tasks = [task for task in (self._looking, *self._running) if task is not None]
+        tasks = [task for task in (self._takeover_task, *self._running) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._looking = None
+        self._takeover_task = None
         try:
             if self._launched:
                 await asyncio.to_thread(DBOS.destroy, destroy_registry=True)
@@ -218,13 +218,13 @@ class Dbos(SagaEngine):
                 context = SagaContext(start.saga_id, self._datasource)
                 outcome = await run_saga(definition, start, context, listener=self._listener, stuck=self._stuck)
                 await end_journal(start.saga_id)
-                tell_end(self._listener, start, outcome)
+                report_end(self._listener, start, outcome)
                 return outcome
             except EngineFault as fault:
                 if self._closing:
                     raise  # of the end of this engine: the saga is resumed elsewhere, or when it is opened again
                 _log.error("%s", fault)
-                tell_stop(self._listener, start, fault)
+                report_stop(self._listener, start, fault)
                 text = str(fault)
                 await outside(lambda: DBOS.update_workflow_attributes_async(start.saga_id, {STOPPED: text}, merge=True))
                 raise

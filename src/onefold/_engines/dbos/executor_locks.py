@@ -1,4 +1,4 @@
-"""Which processes are alive: each holds a lock under the name of its executor, for as long as it lives.
+"""Detects live processes: each holds a lock under the name of its executor, for as long as it lives.
 
 A process that dies loses its lock with its file descriptors or its session, however it dies; no clock is involved. A
 peer that gets the lock may resume its sagas. A lock that is lost by mistake (a server that was restarted, a session
@@ -31,7 +31,7 @@ class ExecutorLocks(Protocol):
     """Called from threads, one at a time."""
 
     def hold(self) -> None:
-        """Have the lock of this process, or have it again."""
+        """Take the lock of this process, or take it again."""
         ...
 
     def take(self, executor: str) -> bool:
@@ -50,16 +50,16 @@ class ExecutorLocks(Protocol):
 
 
 def number_of(executor: str) -> int:
-    """The number that a lock has for databases: 63 bits, so that both kinds take it."""
+    """The number of a lock: 63 bits, which both databases take."""
     return int.from_bytes(blake2b(executor.encode(), digest_size=8, person=b"onefold executor").digest()) >> 1
 
 
 class ExecutorLockFile(LockFile):
-    """Says so where it cannot be locked: to go on without locks would be to take all others for dead."""
+    """Report a file that cannot be locked: without locks, all other processes would seem dead."""
 
     def _report(self, reason: object) -> Never:
         raise ConfigurationError(
-            f"{self._path} cannot be locked ({reason}), so processes that run sagas cannot be told from dead ones: "
+            f"{self._path} cannot be locked ({reason}), so live processes cannot be distinguished from dead ones: "
             "all of them need to read and write that file, on a file system with locks"
         )
 
@@ -127,10 +127,10 @@ class SessionLocks:
             raise _held_elsewhere(self._own)
 
     def take(self, executor: str) -> bool:
-        return bool(self._ask("SELECT pg_try_advisory_lock(:number)", executor))
+        return bool(self._query("SELECT pg_try_advisory_lock(:number)", executor))
 
     def give_back(self, executor: str) -> None:
-        self._ask("SELECT pg_advisory_unlock(:number)", executor)
+        self._query("SELECT pg_advisory_unlock(:number)", executor)
 
     def enter_opening(self) -> None:
         """DBOS itself keeps processes apart that migrate one PostgreSQL database."""
@@ -142,7 +142,7 @@ class SessionLocks:
         self._drop()
         self._engine.dispose()
 
-    def _ask(self, statement: str, executor: str) -> object:
+    def _query(self, statement: str, executor: str) -> object:
         if self._connection is None:
             raise StoreUnavailable(f"executor {self._own} has no session for its locks")
         return self._connection.execute(sa.text(statement), {"number": number_of(executor)}).scalar()

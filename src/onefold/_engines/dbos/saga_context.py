@@ -1,4 +1,4 @@
-"""One running saga on DBOS: what its flow asks for, as steps and messages of a workflow.
+"""One running saga on DBOS: implements the port by steps and messages of a workflow.
 
 A step is one step of DBOS, which holds all attempts at it: what DBOS records is the record, never an exception. A
 request to cancel is looked for in each attempt, so that what a replay sees is what was recorded.
@@ -34,10 +34,10 @@ T = TypeVar("T")
 TOPIC: Final = "onefold"
 CANCEL: Final = "onefold.cancel"
 STOPPED: Final = "onefold.stopped"
-#: Of what persons did to a saga: an attribute for each action, so that two at once do not overwrite each other.
+#: Prefix of operators' actions: an attribute for each, so that two at once do not overwrite each other.
 AUDIT: Final = "onefold.audit."
 
-#: What waits for ever, waits for so long.
+#: The timeout of waits without one.
 FOREVER_S: Final = 10 * 365 * 86_400.0
 
 #: When a wait for a signal began, and when a pause did: DBOS waits for messages in both.
@@ -47,7 +47,7 @@ END: Final = "onefold:end"
 
 
 async def outside(work: Callable[[], Awaitable[T]]) -> T:
-    """Have DBOS do something that belongs to no workflow, whatever asks for it: it would be recorded as a step."""
+    """Call DBOS outside of any workflow, also from within one: else the call would be recorded as a step."""
 
     async def run() -> T:
         return await work()
@@ -56,7 +56,7 @@ async def outside(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def cancel_reason(saga_id: str) -> str | None:
-    """Why the saga is asked to cancel, now; None: it is not."""
+    """The reason of a requested cancellation, read now; None: there is none."""
     found = await outside(
         lambda: DBOS.list_workflows_async(workflow_ids=[saga_id], load_input=False, load_output=False)
     )
@@ -109,7 +109,7 @@ class SagaContext:
             except (TransactionFailed, PortableWorkflowError, sa.exc.DBAPIError) as error:
                 text, aborted = _failure_of(error)
             if len(call.failures) == known:
-                call.failures.append(text)  # from the journal: it was told when it happened
+                call.failures.append(text)  # from the journal: it was reported when it happened
             else:
                 call.report_failure(text, last=last, aborted=aborted)
             if aborted or last:
@@ -135,9 +135,9 @@ class SagaContext:
         self._shielded = True
 
     async def _receive(self, signal: str | None, timeout_s: float | None) -> Json:
-        """Take messages until the right one is there, the time is over, or the saga is asked to cancel."""
+        """Take messages until the right one arrives, the time is over, or a cancellation is requested."""
         left_s, clock = FOREVER_S if timeout_s is None else timeout_s, PAUSE if signal is None else NOW
-        # Recorded: a replay must wait for what is left, and take the same messages in the same calls.
+        # Recorded: a replay must wait for the remaining time, and take the same messages in the same calls.
         until = await _recorded_now(clock) + left_s
         while True:
             message = await DBOS.recv_async(TOPIC, timeout_seconds=left_s)
@@ -165,7 +165,7 @@ class SagaContext:
         def failed(error: Exception) -> Exception:
             call.failures.append(describe(error))
             if isinstance(error, sa.exc.DBAPIError):
-                return error  # DBOS runs the transaction again where the database asks for it
+                return error  # DBOS repeats the transaction where the database requires it
             return TransactionFailed(describe(error), aborted=isinstance(error, Abort))
 
         if isinstance(datasource, AsyncSQLAlchemyDatasource):
@@ -199,7 +199,7 @@ class SagaContext:
 
             record = await asyncio.to_thread(lambda: datasource.run_tx_step({"name": name}, work_in_thread))
         if ran:
-            call.tell_attempt("done")  # and committed; not what the journal answered
+            call.report_attempt("done")  # and committed; not an answer from the journal
         return record
 
     def _read(self, record: Json) -> Json:
@@ -231,8 +231,8 @@ async def _recorded_now(name: str) -> float:
 
 
 def _failure_of(error: TransactionFailed | PortableWorkflowError | sa.exc.DBAPIError) -> tuple[str, bool]:
-    """What a transaction failed with, from its own run or from the journal. An error of the database that is of no
-    statement of the user is the engine's, and raised."""
+    """The error of a transaction, from its own run or from the journal. A database error outside of the user's
+    statements is the engine's, and raised."""
     if isinstance(error, sa.exc.DBAPIError):
         if error.connection_invalidated:
             raise error

@@ -1,4 +1,4 @@
-"""What DBOS has of a saga, as a status and a history."""
+"""Converts DBOS's records of a saga to a status and a history."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onefold._saga.saga_values import Json
 
 #: DBOS calls a saga's end SUCCESS, whether it completed or was compensated: that is in its outcome.
 ENDED: Final = "SUCCESS"
-#: It raised what no saga raises: DBOS does not run it again.
+#: It raised an error that no saga raises: DBOS does not run it again.
 FAILED: Final = "ERROR"
 #: Waiting, or at work.
 OPEN: Final = ("PENDING", "ENQUEUED", "DELAYED")
 
-#: What DBOS calls a message that is waited for, and a timer.
+#: DBOS's names of a wait for a message, and of a timer.
 RECEIVE: Final = "DBOS.recv"
 SLEEP: Final = "DBOS.sleep"
 
@@ -29,18 +29,18 @@ _FOREIGN = "DBOS has it as {} ({}), which is not onefold's doing: nothing is und
 
 
 def start_of(workflow: WorkflowStatus) -> Start:
-    """What a saga was started with."""
+    """The Start of a saga."""
     assert workflow.input is not None
     return Start.from_json(workflow.input["args"][0])
 
 
 def outcome_of(workflow: WorkflowStatus) -> Json:
-    """What the saga ended with; None: it has not ended."""
+    """The outcome of the saga; None: it has not ended."""
     return workflow.output if workflow.status == ENDED else None
 
 
 def stopped_of(workflow: WorkflowStatus) -> str | None:
-    """What stopped the saga; None: it has ended, or goes on."""
+    """The fault that stopped the saga; None: it has ended, or goes on."""
     if workflow.status not in (*OPEN, ENDED):
         return _FOREIGN.format(workflow.status, workflow.error)
     stopped: str | None = (workflow.attributes or {}).get(STOPPED)
@@ -79,7 +79,7 @@ def _entries(steps: Sequence[StepInfo]) -> Iterator[HistoryEntry | None]:
     for step in steps:
         name = step["function_name"]
         is_pause = name == PAUSE if name in (NOW, PAUSE) else is_pause
-        # What stands behind a message that is waited for, or has not come yet, is the time limit of that.
+        # The timer after a wait for a message is the time limit of that wait.
         is_limit = name == SLEEP and names.get(step["function_id"] - 1, RECEIVE) == RECEIVE
         entry = _entry(step, is_pause=is_pause)
         yield None if is_limit and entry is not None and entry.kind == "sleep" else entry
@@ -104,7 +104,7 @@ def _entry(step: StepInfo, *, is_pause: bool) -> HistoryEntry | None:
 
 
 def actions_of(workflow: WorkflowStatus) -> list[HistoryEntry]:
-    """What persons did to a saga."""
+    """The actions of operators on a saga."""
     return [
         HistoryEntry(kind="action", name=each["action"], result=each["actor"], ended_at=moment(each["at_ms"]))
         for name, each in (workflow.attributes or {}).items()

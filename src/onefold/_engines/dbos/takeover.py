@@ -22,7 +22,7 @@ from onefold._engines.dbos.saga_context import STOPPED, outside
 
 _log = logging.getLogger("onefold.saga")
 
-#: Sagas that are looked at, or resumed, at a time.
+#: Sagas that are read, or resumed, at a time.
 _PAGE: Final = 1000
 
 
@@ -31,16 +31,16 @@ def queue_of(workflow: str) -> str:
     return f"onefold-{workflow}"
 
 
-async def resume(found: Sequence[WorkflowStatus]) -> None:
-    """Have sagas run again, from their journals, in any process that has their code."""
-    for each in found:
+async def resume(workflows: Sequence[WorkflowStatus]) -> None:
+    """Resume sagas from their journals, in any process that has their code."""
+    for each in workflows:
         if (each.attributes or {}).get(STOPPED) is not None:
             await DBOS.update_workflow_attributes_async(each.workflow_id, {STOPPED: None}, merge=True)
         await DBOS.resume_workflow_async(each.workflow_id, queue_name=queue_of(each.name))
 
 
 class Takeover:
-    """Looks for sagas of dead processes, every so often."""
+    """Looks for sagas of dead processes at intervals."""
 
     def __init__(self, locks: ExecutorLocks, *, own: str, workflows: Collection[str], every_s: float) -> None:
         self._locks = locks
@@ -48,14 +48,14 @@ class Takeover:
         self._workflows = list(workflows)
         self._every_s = every_s
         #: How many running sagas were looked at in this round: a page at a time, whatever there are.
-        self._seen = 0
+        self._checked = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Take over until cancelled."""
         while True:
             try:
                 await self.look()
-            except Exception as error:  # whatever it is: without this task dead processes would be left as they are
+            except Exception as error:  # of any kind: without this task no saga of a dead process is resumed
                 _log.warning(
                     "executor %s could not look for sagas of dead processes (%s); it looks again in %g s",
                     self._own, error, self._every_s,
@@ -65,8 +65,8 @@ class Takeover:
     async def look(self) -> int:
         """Resume the sagas of dead processes; how many."""
         await asyncio.to_thread(self._locks.hold)
-        page = await self._running(offset=self._seen)
-        self._seen = self._seen + _PAGE if len(page) == _PAGE else 0
+        page = await self._running(offset=self._checked)
+        self._checked = self._checked + _PAGE if len(page) == _PAGE else 0
         executors = {each.executor_id for each in page if each.executor_id}
         resumed = 0
         for executor in sorted(executors - {self._own}):
@@ -78,7 +78,7 @@ class Takeover:
             return 0
         try:
             resumed = 0
-            # Looked for again: a peer may have resumed them before it gave the lock back.
+            # Read again: a peer may have resumed them before it gave the lock back.
             while found := await self._running(executor):
                 await outside(functools.partial(resume, found))
                 _log.warning(

@@ -1,4 +1,4 @@
-"""What is asked of a Restate server over HTTP: of its ingress to start, signal and await, of its admin API to register,
+"""Requests to a Restate server over HTTP: to its ingress to start, signal and await, to its admin API to register,
 look up, cancel and resume.
 
 Every call can be repeated: a start is the same start, a registration the same registration.
@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 RUN, SIGNAL, ACTION = "run", "signal", "action"
 _ANSWER_S_MAX: Final = 30.0
 _SERVED_S_MAX: Final = 5.0
-#: So long one request waits for a result; then it asks again. Proxies cut what says nothing for a minute.
+#: How long one request waits for a result before the next one does. Proxies cut connections silent for a minute.
 ATTACH_S: Final = 45.0
 
 
@@ -39,11 +39,11 @@ class RestateApi:
         self._opened: httpx.AsyncClient | None = None
 
     def open(self) -> None:
-        """From here on it can be asked."""
+        """Open the client."""
         self._opened = httpx.AsyncClient(timeout=_ANSWER_S_MAX)
 
     async def close(self) -> None:
-        """From here on it cannot, until it is opened again."""
+        """Close the client, until it is opened again."""
         if self._opened is not None:
             opened, self._opened = self._opened, None
             await opened.aclose()
@@ -54,7 +54,7 @@ class RestateApi:
         return self._opened
 
     async def register(self, url: str) -> None:
-        """Tell Restate where the service is. The same place again takes the place of what was known of it."""
+        """Register the address of the service with Restate. The same address replaces its earlier registration."""
         answer = await self._send("POST", f"{self._admin}/deployments", data={"uri": url, "force": True})
         if answer.is_error:
             raise ConfigurationError(
@@ -65,8 +65,8 @@ class RestateApi:
     async def submit(self, saga_id: str, data: Json) -> str | None:
         """Start a workflow. None: it is new; else the id of the invocation there was."""
         answer = await self._invoke(saga_id, f"{RUN}/send", data)
-        told = answer.json()
-        return None if told["status"] == "Accepted" else str(told["invocationId"])
+        reply = answer.json()
+        return None if reply["status"] == "Accepted" else str(reply["invocationId"])
 
     async def call(self, saga_id: str, handler: str, data: Json, *, key: str, keep: bool) -> bool:
         """Have a handler beside the workflow run, once for a key. False: no process served it for a while; then, if it
@@ -82,7 +82,7 @@ class RestateApi:
         return True
 
     async def attach(self, saga_id: str) -> httpx.Response | None:
-        """What the workflow ended with, or None: it has not ended for now."""
+        """The outcome of the workflow; None: it has not ended yet."""
         url = f"{self._ingress}/restate/workflow/{self._service}/{quote(saga_id, safe='')}/attach"
         try:
             return await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=ATTACH_S))
@@ -92,7 +92,7 @@ class RestateApi:
             raise _unavailable(url, error) from error
 
     async def invocation(self, saga_id: str) -> Mapping[str, Any] | None:
-        """What Restate knows of a saga's invocation."""
+        """The invocation of a saga at Restate, if there is one."""
         found = await self.invocations(f"target_service_key = {_literal(saga_id)}", limit=1)
         return found[0] if found else None
 
@@ -115,7 +115,7 @@ class RestateApi:
         )
 
     async def actions(self, saga_id: str) -> Sequence[Json]:
-        """What persons did to a saga, in order."""
+        """The actions of operators on a saga, in order."""
         rows = await self._query(
             "SELECT key, completion_success_value_utf8 AS kept FROM sys_promise "
             f"WHERE service_name = {_literal(self._service)} AND service_key = {_literal(saga_id)} AND completed"

@@ -35,12 +35,12 @@ CANCEL: Final = "cancel"
 
 
 def signal_promise(signal: str, number: int) -> str:
-    """The promise that keeps the so-and-so-manieth signal of this name. Promises are kept once, signals come again."""
+    """The promise for the n-th signal of this name: a promise is resolved once, and signals may be several."""
     return f"signal:{number}:{signal}"
 
 
 class RestateAttemptFailed(Exception):
-    """What Restate is told of an EngineFault: the attempt failed, and it is to make another, later."""
+    """An EngineFault for Restate: the attempt failed, and Restate is to make another one later."""
 
     def __repr__(self) -> str:
         return str(self)  # what the SDK shows of it
@@ -87,7 +87,7 @@ class RestateContext(ServerContext):
                     async with step:
                         return await attempt()
                 except EngineFault as fault:
-                    # Not recorded, and not the step's failure: Restate tries the whole again.
+                    # Not recorded, and not the step's failure: Restate repeats the whole attempt.
                     raise self._stop(fault) from None
 
             future = self._ctx.run_typed(name, run, RunOptions(serde=SERDE))
@@ -100,8 +100,8 @@ class RestateContext(ServerContext):
     async def _wait(
         self, *futures: RestateDurableFuture[Any], until: Callable[[], Awaitable[None]] | None = None
     ) -> Sequence[RestateDurableFuture[Any]]:
-        """Those that have a value, of which there is one at least. CancelRequested, unless shielded: first `until` is
-        awaited."""
+        """Await until at least one has a value; returns those that have. CancelRequested, unless shielded: first
+        `until` is awaited."""
         while True:
             try:
                 completed, _ = await wait_completed(*futures)

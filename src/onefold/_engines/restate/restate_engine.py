@@ -40,7 +40,7 @@ class Restate(SagaEngine):
     stays the same for as long as sagas run, for a saga goes on where it began. Without `listen` the engine runs none;
     it starts sagas that other processes run. `service` is its name at Restate: each application has its own. With
     `identity_keys`, the public keys of the server, requests of others are refused. A start is known for
-    `retention_days`. At its end a step that runs has `stop_s` to end. `listener` is told what happens in this process.
+    `retention_days`. At its end a step that runs has `stop_s` to end. `listener` gets the events of this process.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class Restate(SagaEngine):
         found = await self._find(saga_id)
         if found["status"] == "completed":
             return False
-        # First the reason. Where no process serves the sagas it has to do without, and is cancelled all the same.
+        # First the reason. If no process serves the sagas, the saga is cancelled without one.
         await self._api.call(saga_id, CANCEL, {"data": reason}, key=new_id(wall_ms()), keep=False)
         if not await self._api.change(found["id"], "cancel"):
             return False
-        # A saga that stopped is not tried before its pause is over, unless it is told to.
+        # A stopped saga would be retried after its pause only: resume it now.
         await self._api.change(found["id"], "resume")
         return True
 

@@ -24,13 +24,13 @@ _NOT_THE_CODES: Final = ("RT0001", "RT0010")
 #: Between attempts. In one, the last failure is still there.
 _HALTED: Final = ("backing-off", "paused")
 _CANCEL_SIGNAL: Final = 1
-#: What the SDK puts around a failure: its status, and where it was raised, which is logged.
+#: The SDK's additions to a failure: its status, and where it was raised, which is logged.
 _LAST_FAILURE: Final = re.compile(r"\A\[\d+[^\]]*\] |\nTraceback .*\Z", re.DOTALL)
 
 
 @dataclass(slots=True)
 class SagaJournal:
-    """What one journal says."""
+    """The content of one journal."""
 
     start: Start | None = None
     outcome: Json = None
@@ -40,7 +40,7 @@ class SagaJournal:
 
 @dataclass(slots=True)
 class _Open:
-    """A command, and what it was answered with."""
+    """A command, and its answer."""
 
     name: str
     at: datetime
@@ -56,7 +56,7 @@ def read_journals(rows: Iterable[Mapping[str, Any]]) -> dict[str, SagaJournal]:
 
 
 def status_of(invocation: Mapping[str, Any], journal: SagaJournal) -> SagaStatus:
-    """How the saga of an invocation stands."""
+    """The status of an invocation's saga."""
     outcome, stopped = journal.outcome, None
     if invocation["status"] == "completed":
         outcome = outcome or end_without_outcome(invocation.get("completion_failure") or "")
@@ -99,23 +99,23 @@ def _read(rows: Sequence[Mapping[str, Any]]) -> SagaJournal:
 
 
 def _read_command(journal: SagaJournal, open_entries: dict[int, _Open], command: Json, at: datetime) -> None:
-    [(kind, told)] = command.items() if isinstance(command, dict) else [(command, {})]
+    [(kind, fields)] = command.items() if isinstance(command, dict) else [(command, {})]
     if kind == "Input":
-        journal.start = Start.from_json(_payload(told["payload"]))
+        journal.start = Start.from_json(_payload(fields["payload"]))
     elif kind == "Output":
-        journal.outcome = _payload(told["result"]["Success"]) if "Success" in told["result"] else None
+        journal.outcome = _payload(fields["result"]["Success"]) if "Success" in fields["result"] else None
     elif kind in ("Run", "Sleep", "GetPromise"):
-        name = told["key"].split(":", 2)[-1] if kind == "GetPromise" else told["name"]
-        open_entries[told["completion_id"]] = _Open(name=name, at=at, kind=kind)
+        name = fields["key"].split(":", 2)[-1] if kind == "GetPromise" else fields["name"]
+        open_entries[fields["completion_id"]] = _Open(name=name, at=at, kind=kind)
 
 
 def _read_notification(journal: SagaJournal, open_entries: dict[int, _Open], notification: Json, at: datetime) -> None:
     if "Signal" in notification:
         journal.cancelled |= notification["Signal"]["id"] == {"Index": _CANCEL_SIGNAL}
         return
-    [told] = notification["Completion"].values()
-    if (entry := open_entries.get(told["completion_id"])) is not None:
-        result = told.get("result")
+    [fields] = notification["Completion"].values()
+    if (entry := open_entries.get(fields["completion_id"])) is not None:
+        result = fields.get("result")
         entry.answered, entry.answered_at = True, at
         entry.answer = _payload(result["Success"]) if isinstance(result, dict) and "Success" in result else None
 

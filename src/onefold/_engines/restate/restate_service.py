@@ -19,7 +19,7 @@ from onefold._kernel.telemetry import Listener
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault
-from onefold._saga.saga_telemetry import StuckSagas, tell_end, tell_stop
+from onefold._saga.saga_telemetry import StuckSagas, report_end, report_stop
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError
 
@@ -80,7 +80,7 @@ def make_service(
         except EngineFault as fault:
             # Without its cause: the SDK looks for a TerminalError among causes, and ends the workflow for one.
             raise stop(fault) from None
-        tell_end(listener, start, outcome)
+        report_end(listener, start, outcome)
         return outcome
 
     @service.handler(name=SIGNAL, input_serde=SERDE, output_serde=SERDE)
@@ -119,7 +119,7 @@ async def _keep(ctx: restate.WorkflowSharedContext, promise: str, data: Json) ->
 def _stop(start: Start, listener: Listener | None, why: EngineFault | str) -> RestateAttemptFailed:
     fault = why if isinstance(why, EngineFault) else None
     _log.error("saga %s stops: %s; Restate tries it again, at most 30 s apart", start.saga_id, why, exc_info=fault)
-    tell_stop(listener, start, why)
+    report_stop(listener, start, why)
     return RestateAttemptFailed(str(why))
 
 

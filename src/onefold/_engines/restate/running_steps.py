@@ -1,4 +1,4 @@
-"""The steps that run in this process, so that it can end between them.
+"""Tracks the steps that run in this process, so that it can end between them.
 
 Invariant: after `close` no step begins, and one that runs is waited for until Restate has its record.
 """
@@ -35,7 +35,7 @@ class RunningStep:
 
 
 class RunningSteps:
-    """All of them."""
+    """All running steps of this process."""
 
     def __init__(self) -> None:
         self._closed = asyncio.Event()
@@ -54,7 +54,7 @@ class RunningSteps:
             self._left.set()
 
     async def close(self, within_s: float) -> None:
-        """Begin no more, and wait for those that run."""
+        """Begin no more steps, and wait for those that run."""
         self._closed.set()
         try:
             async with asyncio.timeout(within_s):

@@ -1,9 +1,9 @@
-"""A saga up to one attempt at a step, in any process that has its definition.
+"""Replays a saga up to one attempt at a step, in any process that has its definition.
 
 Theory of operation. Temporal runs a workflow here and its activities there, and a step's function is an object of the
-process that runs the workflow: a closure, a method, with arguments of this order. So an activity is given what the saga
-was answered so far, runs the saga's function with those answers up to the attempt that is wanted, makes that attempt,
-and leaves. Sagas are written to be run again from their beginning; this is one more time.
+process that runs the workflow: a closure, a method, with arguments of this order. So an activity gets the saga's
+recorded answers, runs the saga's function with them up to the requested attempt, makes that attempt, and leaves. Sagas
+are written to be replayed from their beginning; this is one more replay.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NONE_YET: Final = object()
 
 
 def signal_name(signal: str) -> str:
-    """What the record calls the wait for a signal."""
+    """The name of a wait for a signal in the record."""
     return f"signal:{signal}"
 
 
 @dataclass(slots=True)
 class RecordedAnswers:
-    """What a saga was answered so far, in order: the name of the question, and the answer."""
+    """The answers of the engine so far, in order: the name of each operation, and its answer."""
 
     answers: list[tuple[str, Json]]
 
@@ -56,30 +56,30 @@ async def run_recorded(
     definition: AnySaga,
     start: Start,
     answers: Sequence[tuple[str, Json]],
-    wanted: str,
+    target: str,
     listener: Listener | None = None,
 ) -> Json:
-    """Make the attempt that is wanted after these answers. EngineFault: this definition asks for something else."""
+    """Make the attempt `target`, which follows these answers. EngineFault: this definition takes other steps."""
     try:
-        await run_saga(definition, start, _Recorded(start, answers, wanted), listener=listener)
+        await run_saga(definition, start, _Recorded(start, answers, target), listener=listener)
     except _Reached as reached:
         return reached.record
     raise EngineFault(
-        f"{describe_stop(start.saga_id)}its function now ends before {wanted!r}; another "
+        f"{describe_stop(start.saga_id)}its function now ends before {target!r}; another "
         "order of steps needs another version"
     )
 
 
 class _Recorded(ServerContext):
-    """The engine that a recorded saga sees."""
+    """The engine of a replayed saga."""
 
     server = "Temporal"
 
-    def __init__(self, start: Start, answers: Sequence[tuple[str, Json]], wanted: str) -> None:
+    def __init__(self, start: Start, answers: Sequence[tuple[str, Json]], target: str) -> None:
         super().__init__()
         self._start = start
         self._answers = iter(answers)
-        self._wanted = wanted
+        self._target = target
 
     async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
         return await self._next(signal_name(signal))
@@ -94,11 +94,11 @@ class _Recorded(ServerContext):
         await self._next(name)
 
     async def _next(self, name: str, attempt: Attempt | None = None) -> Json:
-        recorded, answer = next(self._answers, (self._wanted, _NONE_YET))
+        recorded, answer = next(self._answers, (self._target, _NONE_YET))
         if recorded != name:
             raise EngineFault(
-                f"{describe_stop(self._start.saga_id)}it was answered {recorded!r} where its "
-                f"function now asks for {name!r}; another order of steps needs another version"
+                f"{describe_stop(self._start.saga_id)}its record has {recorded!r} where its "
+                f"function now has {name!r}; another order of steps needs another version"
             )
         if answer is _NONE_YET:
             assert attempt is not None

@@ -64,7 +64,7 @@ class Temporal(SagaEngine):
     one of that server's, `sagas` are those that it runs. Processes with the same `task_queue` run the same sagas; with
     `serve=False` the engine runs none, and starts what others run. A step whose process says nothing for `dead_after_s`
     is run again by another. Ids are known for the retention of the namespace. At its end a step that runs has `stop_s`
-    to end. `listener` is told what happens in this process."""
+    to end. `listener` gets the events of this process."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Temporal(SagaEngine):
         self._stop = timedelta(seconds=stop_s)
         self._client: Client | None = server if isinstance(server, Client) else None
         self._worker: Worker | None = None
-        #: Sagas that were told here to go on, and since when they had stopped: what it is told while a task is tried
-        #: again, Temporal shows when that has timed out, minutes later where it was tried often.
+        #: Sagas that were resumed here, and since when they had stopped: Temporal shows a signal sent during a retried
+        #: task only when that has timed out, minutes later if it was retried often.
         self._resumed: dict[str, datetime | None] = {}
 
     async def _open(self) -> None:
@@ -131,7 +131,7 @@ class Temporal(SagaEngine):
 
     async def _note(self, saga_id: str, action: str, actor: str) -> None:
         # False: it has ended, and nothing can be done to it.
-        await self._tell(saga_id, ACTION, {"action": action, "actor": actor})
+        await self._send_signal(saga_id, ACTION, {"action": action, "actor": actor})
 
     async def _submit(self, start: Start) -> Start | None:
         memo = {"saga": start.saga, "version": start.version, "fingerprint": start.fingerprint}
@@ -173,7 +173,7 @@ class Temporal(SagaEngine):
                 await asyncio.sleep(_AWAY_S)
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
-        if not await self._tell(saga_id, signal_name(signal), {"data": data, "id": signal_id}):
+        if not await self._send_signal(saga_id, signal_name(signal), {"data": data, "id": signal_id}):
             await self._describe(saga_id)
 
     async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
@@ -217,16 +217,16 @@ class Temporal(SagaEngine):
 
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
         _, found = await self._look(saga_id)
-        return await self._tell_stopped(saga_id, found, CANCEL, {"reason": reason})
+        return await self._signal_stopped(saga_id, found, CANCEL, {"reason": reason})
 
     async def _resume(self, saga_id: str) -> bool:
         described, found = await self._look(saga_id)
-        if not await self._tell_stopped(saga_id, found, RETRY, {}):
+        if not await self._signal_stopped(saga_id, found, RETRY, {}):
             return False
         for each in described.raw_description.pending_activities:
             if each.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
                 continue  # it is tried just now
-            # An old server cannot; then it is tried when its pause is over.
+            # An old server cannot; then it is retried when its pause is over.
             with suppress(RPCError):
                 await self._connected.workflow_service.reset_activity(
                     ResetActivityRequest(
@@ -267,18 +267,18 @@ class Temporal(SagaEngine):
             found.stopped, found.stopped_at = _stopped_step(described, found.resumed_at)
         return described, found
 
-    async def _tell_stopped(self, saga_id: str, found: SagaEvents, signal: str, told: Json) -> bool:
-        """Tell it something that has it go on, if it has stopped. False: it has ended."""
-        if not await self._tell(saga_id, signal, told):
+    async def _signal_stopped(self, saga_id: str, events: SagaEvents, signal: str, payload: Json) -> bool:
+        """Send a signal that resumes the saga, if it has stopped. False: it has ended."""
+        if not await self._send_signal(saga_id, signal, payload):
             return False
-        if found.stopped is not None:
-            self._resumed[saga_id] = found.stopped_at
+        if events.stopped is not None:
+            self._resumed[saga_id] = events.stopped_at
         return True
 
-    async def _tell(self, saga_id: str, signal: str, told: Json) -> bool:
-        """False: it has ended, or was never there."""
+    async def _send_signal(self, saga_id: str, signal: str, payload: Json) -> bool:
+        """Send a signal. False: the saga has ended, or does not exist."""
         try:
-            await self._handle(saga_id).signal(signal, told)
+            await self._handle(saga_id).signal(signal, payload)
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return False

@@ -63,7 +63,7 @@ class SagaEvents:
     stopped: str | None = None
     stopped_at: datetime | None = None
     resumed_at: datetime | None = None
-    """When a person last had it go on."""
+    """When an operator last resumed it."""
     history: list[HistoryEntry] = field(default_factory=list)
 
     def judge(self) -> tuple[State, str | None]:
@@ -73,73 +73,75 @@ class SagaEvents:
 
 async def read_events(events: AsyncIterable[HistoryEvent], converter: PayloadConverter) -> SagaEvents:
     """Read a whole history."""
-    found, begun = SagaEvents(), dict[int, _Event]()
+    saga, entries = SagaEvents(), dict[int, _Event]()
     async for event in events:
-        _read(event, found, begun, converter)
-    found.history = _history(begun.values())
-    return found
+        _read(event, saga, entries, converter)
+    saga.history = _history(entries.values())
+    return saga
 
 
-def _read(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], converter: PayloadConverter) -> None:
+def _read(event: HistoryEvent, saga: SagaEvents, entries: dict[int, _Event], converter: PayloadConverter) -> None:
     at = event.event_time.ToDatetime(UTC)
     match event.event_type:
         case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
-            found.start = Start.from_json(_value(event.workflow_execution_started_event_attributes.input, converter))
+            saga.start = Start.from_json(_value(event.workflow_execution_started_event_attributes.input, converter))
         case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED:
-            found.outcome = _value(event.workflow_execution_completed_event_attributes.result, converter)
+            saga.outcome = _value(event.workflow_execution_completed_event_attributes.result, converter)
         case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED:
-            found.cancelled = True
+            saga.cancelled = True
         case EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
             failed = event.workflow_task_failed_event_attributes
             if failed.cause not in _NOT_THE_CODES:
-                found.stopped, found.stopped_at = failed.failure.message, at
+                saga.stopped, saga.stopped_at = failed.failure.message, at
         case EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
-            found.stopped = None
+            saga.stopped = None
         case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
-            _read_signal(event, found, begun, converter)
+            _read_signal(event, saga, entries, converter)
         case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             name = event.activity_task_scheduled_event_attributes.activity_type.name
-            begun[event.event_id] = _Event("step", name, at)
+            entries[event.event_id] = _Event("step", name, at)
         case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
             done = event.activity_task_completed_event_attributes
-            step = begun[done.scheduled_event_id]
+            step = entries[done.scheduled_event_id]
             step.answer, step.ended_at = _value(done.result, converter), at
         case EventType.EVENT_TYPE_TIMER_STARTED:
             # Without a summary it is none of ours, but of an asyncio.sleep in the saga's function.
             summary = event.user_metadata.summary
             if summary.metadata and converter.from_payload(summary, str) == SLEEP:
-                begun[event.event_id] = _Event("sleep", "", at)
+                entries[event.event_id] = _Event("sleep", "", at)
         case EventType.EVENT_TYPE_TIMER_FIRED:
-            if (timer := begun.get(event.timer_fired_event_attributes.started_event_id)) is not None:
+            if (timer := entries.get(event.timer_fired_event_attributes.started_event_id)) is not None:
                 timer.ended_at = at
         case other:
             if (ended := _ENDS.get(other)) is not None:
-                found.stopped, found.stopped_at = f"its workflow {ended} in Temporal, and nothing was undone", at
+                saga.stopped, saga.stopped_at = f"its workflow {ended} in Temporal, and nothing was undone", at
 
 
-def _read_signal(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], converter: PayloadConverter) -> None:
+def _read_signal(
+    event: HistoryEvent, saga: SagaEvents, entries: dict[int, _Event], converter: PayloadConverter
+) -> None:
     signal = event.workflow_execution_signaled_event_attributes
     at = event.event_time.ToDatetime(UTC)
-    found.cancelled |= signal.signal_name == CANCEL
+    saga.cancelled |= signal.signal_name == CANCEL
     if signal.signal_name in (CANCEL, RETRY):
-        # From here on it goes on; where it fails again, Temporal has a new event.
-        found.stopped, found.resumed_at = None, at
+        # From here on it runs; if it fails again, Temporal adds a new event.
+        saga.stopped, saga.resumed_at = None, at
     if signal.signal_name == ACTION:
-        told = _value(signal.input, converter)
-        begun[event.event_id] = _Event("action", told["action"], at, answer=told["actor"], ended_at=at)
+        payload = _value(signal.input, converter)
+        entries[event.event_id] = _Event("action", payload["action"], at, answer=payload["actor"], ended_at=at)
     if signal.signal_name.startswith(_SIGNAL):
-        told = _value(signal.input, converter)
+        payload = _value(signal.input, converter)
         name = signal.signal_name.removeprefix(_SIGNAL)
-        begun[event.event_id] = _Event("signal", name, at, answer=told["data"], ended_at=at)
+        entries[event.event_id] = _Event("signal", name, at, answer=payload["data"], ended_at=at)
 
 
 def _history(events: Iterable[_Event]) -> list[HistoryEntry]:
     history: list[HistoryEntry] = []
     for (kind, name), group in groupby(events, key=lambda event: (event.kind, step_of(event.name))):
         if kind == "step":
-            every = list(group)
-            answers = [each.answer for each in every]
-            history.append(step_entry(name, answers, started_at=every[0].at, ended_at=every[-1].ended_at))
+            attempts = list(group)
+            answers = [each.answer for each in attempts]
+            history.append(step_entry(name, answers, started_at=attempts[0].at, ended_at=attempts[-1].ended_at))
         else:
             history += [_other(each) for each in group]
     return history

@@ -1,7 +1,7 @@
-"""The activity that every attempt at a step is on Temporal.
+"""The Temporal activity that makes one attempt at a step.
 
-It says every few seconds that it lives, so that Temporal knows soon when its process does not. Asked to cancel, it
-ends what it has begun: a step that is cut off in the middle is neither done nor undone.
+It sends a heartbeat every few seconds, so that Temporal soon notices a dead process. On a cancellation it ends what it
+has begun: a step that is cut off in the middle is neither done nor undone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onefold._engines.temporal.temporal_workflow import ServedSagas, TemporalTas
 from onefold._kernel.extras import missing_extra
 from onefold._saga.definition import Start
 from onefold._saga.saga_errors import EngineFault
-from onefold._saga.saga_telemetry import tell_stop
+from onefold._saga.saga_telemetry import report_stop
 from onefold._saga.saga_values import Json
 
 try:
@@ -39,9 +39,9 @@ class StepActivity:
 
     @activity.defn(dynamic=True)
     async def run(self, args: Sequence[RawValue]) -> Any:
-        """Make the attempt that is wanted."""
-        asked = activity.payload_converter().from_payload(args[0].payload)
-        attempt = asyncio.create_task(self._attempt(asked))
+        """Make the requested attempt."""
+        request = activity.payload_converter().from_payload(args[0].payload)
+        attempt = asyncio.create_task(self._attempt(request))
         beat_s = self._serving.dead_after.total_seconds() / _BEATS
         try:
             while not attempt.done():
@@ -56,14 +56,14 @@ class StepActivity:
         finally:
             attempt.cancel()
 
-    async def _attempt(self, asked: Json) -> Json:
-        start = Start.from_json(asked["start"])
-        answers = [(name, answer) for name, answer in asked["answers"]]
+    async def _attempt(self, request: Json) -> Json:
+        start = Start.from_json(request["start"])
+        answers = [(name, answer) for name, answer in request["answers"]]
         try:
             definition = self._serving.find(start)
-            return await run_recorded(definition, start, answers, asked["wanted"], self._serving.listener)
+            return await run_recorded(definition, start, answers, request["wanted"], self._serving.listener)
         except EngineFault as fault:
-            tell_stop(self._serving.listener, start, fault)
+            report_stop(self._serving.listener, start, fault)
             _log.error("saga %s stops: %s; Temporal tries it again, at most 30 s apart", start.saga_id, fault)
-            # Without the traceback: Temporal would cut off what is longer than 2 KB, and the message with it.
+            # Without the traceback: Temporal truncates failures beyond 2 KB, and would lose the message.
             raise TemporalTaskFailed(str(fault)[:_MESSAGE_CHARACTERS_MAX]) from None

@@ -25,7 +25,7 @@ from onefold._kernel.telemetry import Listener
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault
-from onefold._saga.saga_telemetry import StuckSagas, tell_end, tell_stop
+from onefold._saga.saga_telemetry import StuckSagas, report_end, report_stop
 from onefold._saga.saga_values import Json
 
 try:
@@ -44,17 +44,17 @@ except ModuleNotFoundError as error:
 #: Signals that are not the saga's own. The second has Temporal try again, the third is for the history.
 CANCEL, RETRY, ACTION = "onefold.cancel", "onefold.retry", "onefold.action"
 _STEP_TIMEOUT: Final = timedelta(days=1)
-#: Of an activity whose process died, or whose code is wrong: there is no last attempt.
+#: For an activity whose process died, or whose code is wrong: there is no last attempt.
 _AGAIN: Final = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
 
 
 class TemporalTaskFailed(Exception):
-    """What Temporal is told of an EngineFault: a task failed, and it is to try it again, later."""
+    """An EngineFault for Temporal: a task failed, and Temporal is to retry it later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSagas:
-    """What a worker runs."""
+    """The sagas that a worker runs, and their settings."""
 
     sagas: Mapping[str, AnySaga]
     dead_after: timedelta
@@ -62,7 +62,7 @@ class ServedSagas:
     stuck: StuckSagas
 
     def find(self, start: Start) -> AnySaga:
-        """The definition. EngineFault: this worker has it not, or no more."""
+        """The definition. EngineFault: this worker does not have it (any more)."""
         definition = self.sagas.get(f"{start.saga}@{start.version}")
         if definition is None:
             raise EngineFault(
@@ -76,7 +76,7 @@ _serving: ContextVar[ServedSagas] = ContextVar("onefold.saga.temporal")
 
 
 class ServedSagasInterceptor(Interceptor):
-    """Tells the workflows of one worker what it runs: their class has no other way to know."""
+    """Passes the sagas of one worker to its workflows: their class has no other access to them."""
 
     def __init__(self, serving: ServedSagas) -> None:
         self._serving = serving
@@ -85,9 +85,9 @@ class ServedSagasInterceptor(Interceptor):
         serving = self._serving
 
         class Inbound(WorkflowInboundInterceptor):
-            async def execute_workflow(self, given: ExecuteWorkflowInput) -> Any:
+            async def execute_workflow(self, call: ExecuteWorkflowInput) -> Any:
                 _serving.set(serving)
-                return await super().execute_workflow(given)
+                return await super().execute_workflow(call)
 
         return Inbound
 
@@ -120,23 +120,23 @@ class SagaWorkflow:
     def take(self, name: str, args: Sequence[RawValue]) -> None:
         if name in (RETRY, ACTION):
             return
-        told = workflow.payload_converter().from_payload(args[0].payload)
+        payload = workflow.payload_converter().from_payload(args[0].payload)
         if name == CANCEL:
-            self.cancelled = self.cancelled or told["reason"]
-        elif told["id"] is None or (name, told["id"]) not in self._signal_ids:
-            self._signal_ids.add((name, told["id"]))
-            self.signals.append((name, told["data"]))
+            self.cancelled = self.cancelled or payload["reason"]
+        elif payload["id"] is None or (name, payload["id"]) not in self._signal_ids:
+            self._signal_ids.add((name, payload["id"]))
+            self.signals.append((name, payload["data"]))
 
     async def _run(self, serving: ServedSagas, start: Start) -> Json:
         try:
             context = TemporalContext(self, start, serving)
             outcome = await run_saga(serving.find(start), start, context, stuck=serving.stuck)
         except EngineFault as fault:
-            tell_stop(serving.listener, start, fault)
-            # Without its cause: Temporal cuts off what is longer than 2 KB, and the message with it.
+            report_stop(serving.listener, start, fault)
+            # Without its cause: Temporal truncates failures beyond 2 KB, and would lose the message.
             raise TemporalTaskFailed(str(fault)) from None
         if not workflow.unsafe.is_replaying():
-            tell_end(serving.listener, start, outcome)
+            report_end(serving.listener, start, outcome)
         return outcome
 
 
@@ -145,15 +145,15 @@ class TemporalContext(ServerContext):
 
     server = "Temporal"
 
-    def __init__(self, told: SagaWorkflow, start: Start, serving: ServedSagas) -> None:
+    def __init__(self, saga: SagaWorkflow, start: Start, serving: ServedSagas) -> None:
         super().__init__()
-        self._told = told
+        self._saga = saga
         self._start = start
         self._serving = serving
         self._record = RecordedAnswers([])
 
     async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
-        name, signals = signal_name(signal), self._told.signals
+        name, signals = signal_name(signal), self._saga.signals
 
         def position() -> int | None:
             return next((at for at, (each, _) in enumerate(signals) if each == name), None)
@@ -168,7 +168,7 @@ class TemporalContext(ServerContext):
         # The request may have come with what the saga just failed at: what notes it has its turn first.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return bool(self._record.add(IS_CANCELLED, self._told.cancelled is not None))
+        return bool(self._record.add(IS_CANCELLED, self._saga.cancelled is not None))
 
     async def _journal(self, name: str, attempt: Attempt) -> Json:
         """The attempt is made where the activity runs, which finds it by its name."""
@@ -210,8 +210,8 @@ class TemporalContext(ServerContext):
         return True
 
     def _is_cancelled(self) -> bool:
-        return self._told.cancelled is not None and not self._shielded
+        return self._saga.cancelled is not None and not self._shielded
 
     def _check_cancelled(self, what: str) -> None:
-        if self._told.cancelled is not None and not self._shielded:
-            raise self._record.add_cancel(what, self._told.cancelled)
+        if self._saga.cancelled is not None and not self._shielded:
+            raise self._record.add_cancel(what, self._saga.cancelled)
