@@ -56,7 +56,7 @@ def probe(
         shown="http://127.0.0.1:1/orders",
         run_id="run",
         now=lambda: api.now_s,
-        tell=lambda _: None,
+        on_check=lambda _: None,
     )
 
 

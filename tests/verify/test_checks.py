@@ -101,7 +101,7 @@ def test_an_api_that_runs_every_retry_and_always_answers_the_same_is_not_told_to
     for check in ABOUT_RETRIES & skipped.keys():
         assert "give --count" in skipped[check], check
     first_line = verdict_line(report)
-    assert first_line.startswith("NOT TOLD: ")
+    assert first_line.startswith("UNDECIDED: ")
     assert "--count" in first_line
     assert "keeps the contract" not in text(report)
     assert names(probe(api, canary=canary), "failed")[0] == "replay"

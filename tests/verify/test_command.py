@@ -217,7 +217,7 @@ def test_what_answers_cannot_tell_is_no_success_and_the_first_line_asks_for_a_co
         answer = verify(f"{url}/orders", *words, *REPORTS, cwd=tmp_path)
     assert answer.returncode == 2
     first = answer.stdout.partition("\n")[0]
-    assert first.startswith(f"NOT TOLD: {url}/orders: ")
+    assert first.startswith(f"UNDECIDED: {url}/orders: ")
     assert "--count" in first
     assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "untold"
     [suite] = ElementTree.fromstring((tmp_path / "r.xml").read_text())

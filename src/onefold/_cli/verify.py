@@ -315,7 +315,7 @@ def _probe(plan: _Plan) -> ProbeReport:
             shown=plan.shown,
             run_id=plan.run_id,
             now=time.time,
-            tell=_progress(),
+            on_check=_progress(),
         )
 
 

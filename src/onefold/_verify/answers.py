@@ -1,4 +1,4 @@
-"""Whether two answers are the same, and how requests and answers are shown."""
+"""Compares answers, and formats requests and answers for reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEADERS_SHOWN: Final = ("content-type", "location", "etag", "retry-after", MARK
 
 
 def same_answer(first: ProbeAnswer, second: ProbeAnswer) -> bool:
-    """Status and content are the same. How the content is spelled is another question (`byte-identity`)."""
+    """Whether status and content are the same. The bytes may differ: see the check `byte-identity`."""
     if first.status != second.status:
         return False
     return first.body == second.body or _content(first) == _content(second)
@@ -29,23 +29,24 @@ def _content(answer: ProbeAnswer) -> object:
 
 
 def is_marked(answer: ProbeAnswer) -> bool:
-    """Whether the API says that it is a replay."""
+    """Whether the API marks the answer as a replay."""
     return (answer.header(MARK) or "").strip().lower() in ("true", "?1")
 
 
 def exchange(
     request: ProbeRequest, reply: Reply, key_header: str, note: str, hide: Callable[[str], str] = str
 ) -> Exchange:
-    """The two as a report shows them. Credentials are hidden before the text is cut: half of one would be left."""
+    """A request and its reply, formatted for a report. Credentials are hidden before the text is cut: half of one could
+    stay."""
     keys = " ".join(
         f"{key_header}: {cut(hide(value.decode('latin-1')))}" for name, value in request.headers if name == key_header
     )
     body = cut(hide(request.body.decode("utf-8", "replace")))
-    sent = [f"{request.method} ({note})", keys or f"no {key_header}", body]
-    return Exchange(sent="  ".join(filter(None, sent)), came=_shown(reply, hide))
+    lines = [f"{request.method} ({note})", keys or f"no {key_header}", body]
+    return Exchange(sent="  ".join(filter(None, lines)), came=_format_reply(reply, hide))
 
 
-def _shown(reply: Reply, hide: Callable[[str], str]) -> str:
+def _format_reply(reply: Reply, hide: Callable[[str], str]) -> str:
     match reply:
         case NoAnswer():
             return f"no answer: {reply.reason}"
@@ -58,6 +59,6 @@ def _shown(reply: Reply, hide: Callable[[str], str]) -> str:
 
 
 def cut(text: str) -> str:
-    """As much as a report shows, and nothing that moves a cursor."""
+    """The text, cut to the length that a report shows, and without control characters."""
     plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return plain if len(plain) <= _SHOWN_MAX else f"{plain[:_SHOWN_MAX]}... ({len(plain)} characters)"

@@ -1,4 +1,4 @@
-"""The table of checks: what is promised, by whom, why it matters, and what to do where it is not kept.
+"""The table of checks: each promise, its origin, why it matters, and what to do if it is broken.
 
 docs/verify.md lists them; a test compares the two.
 """
@@ -32,7 +32,7 @@ class ProbeCheck:
     together: int = 0
     canary: bool = False
     of_replays: bool = False
-    """It compares with a replay, or with what is none: where retries run again, it says nothing."""
+    """It compares with a replay: where retries run again, it is not applicable."""
 
 
 CHECKS: Final[tuple[ProbeCheck, ...]] = (
@@ -40,7 +40,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         name="replay",
         asked="draft SHOULD",
         promise="a retry gets the status and the content of the first answer, and nothing happens again",
-        why="a client whose connection broke repeats its request: the customer pays twice, or is told of a failure",
+        why="a client whose connection broke repeats its request: the customer pays twice, or gets an error",
         advice="store the answer under the key in the transaction of the write, and answer retries from the store",
         run=replay.check_replay,
         requests=4,
@@ -82,7 +82,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         asked="onefold",
         promise="a retry with another span, agent or date is the same request",
         why="each attempt has tracing headers of its own, so no retry of an instrumented client is recognised",
-        advice="leave headers out of the fingerprint, but for those that change what is asked for",
+        advice="leave headers out of the fingerprint, but for those that change the request's meaning",
         run=replay.check_unrelated_headers,
         requests=2,
         of_replays=True,
@@ -101,7 +101,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         name="mismatch",
         asked="draft MUST",
         promise="the key with another payload is refused (422), nothing runs, and the first answer stays",
-        why="a client that reuses a key by mistake is told that its new order was placed, and it was not",
+        why="a client that reuses a key by mistake gets the success of another order, and its new one is not placed",
         advice="store a fingerprint of the payload with the key, and compare it before anything is replayed",
         run=mismatch.check_mismatch,
         requests=3,
@@ -110,7 +110,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
     ProbeCheck(
         name="mismatch-in-flight",
         asked="draft SHOULD",
-        promise="of two payloads at once with one key one runs, and the other is refused (422), not told to wait",
+        promise="of two payloads at once with one key one runs, and the other is refused (422), not made to wait",
         why="a 409 says 'come again': the client retries until the first is done, for a request that can never run",
         advice="keep the fingerprint where the request in flight is locked, and compare it there, too",
         run=mismatch.check_mismatch_in_flight,
@@ -198,7 +198,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         asked="security",
         promise="a long key is refused, or read whole",
         why="keys that are cut to a column's width collide: one client gets the answer of another request",
-        advice="refuse what is longer than you store, before the store is asked",
+        advice="refuse keys longer than you store, before the store is read",
         run=key_header.check_key_length,
         requests=4,
         of_replays=True,
@@ -296,7 +296,7 @@ _BY_NAME: Final = {check.name: check for check in CHECKS}
 def choose(
     profile: Profile, *, only: Collection[str] = (), skip: Collection[str] = (), canary: bool = False, http: bool = True
 ) -> tuple[Sequence[ProbeCheck], Sequence[tuple[ProbeCheck, str]]]:
-    """The checks to run, and those that are left out and named, with the reason. Raises ConfigurationError."""
+    """The checks to run, and those that are skipped, each with the reason. Raises ConfigurationError."""
     for name in (*only, *skip):
         if name not in _BY_NAME:
             raise ConfigurationError(f"there is no check {name!r}; there are: {', '.join(_BY_NAME)}")

@@ -1,6 +1,6 @@
-"""The commands that tell the truth beside the API: one counts what happened, one publishes a message.
+"""Runs the commands for ground truth beside the API: one counts effects, one publishes a message.
 
-A command is split into words and started without a shell. `{{run}}` in it is the id of the run, as in payloads, and
+A command is split into arguments and started without a shell. `{{run}}` in it is the id of the run, as in payloads, and
 `{{id}}` the id of the message.
 """
 
@@ -27,7 +27,7 @@ class GroundTruth:
     ) -> None:
         self._option, self._shell, self._timeout_s, self._hide = option, shell, timeout_s, hide
         try:
-            self._words = [command] if shell else shlex.split(command)
+            self._arguments = [command] if shell else shlex.split(command)
         except ValueError as error:
             raise ConfigurationError(f"{option} cannot be split into words: {error}") from error
         if not command.strip():
@@ -35,21 +35,21 @@ class GroundTruth:
 
     def count(self, marks: Mapping[str, str]) -> int:
         """The one number that the command prints on a line of its own. Raises UnusableTarget."""
-        said = self.run(marks)
-        numbers = _NUMBER.findall(said)
+        output = self.run(marks)
+        numbers = _NUMBER.findall(output)
         if len(numbers) != 1:
             raise UnusableTarget(
                 f"{self._option} must print one number on a line of its own, and printed {len(numbers)}: "
-                f"{cut(self._hide(said.strip()))!r}"
+                f"{cut(self._hide(output.strip()))!r}"
             )
         return int(numbers[0])
 
     def run(self, marks: Mapping[str, str]) -> str:
         """What the command prints. Raises UnusableTarget where it fails."""
-        words = [_fill(word, marks) for word in self._words]
+        arguments = [_fill(argument, marks) for argument in self._arguments]
         try:
-            ran = subprocess.run(
-                words[0] if self._shell else words,
+            completed = subprocess.run(
+                arguments[0] if self._shell else arguments,
                 shell=self._shell,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -64,10 +64,10 @@ class GroundTruth:
             raise UnusableTarget(
                 f"{self._option} did not end within {self._timeout_s:g} s; --timeout gives it more"
             ) from error
-        if ran.returncode:
-            said = cut(self._hide(" ".join((ran.stderr or ran.stdout).split())))
-            raise UnusableTarget(f"{self._option} failed with code {ran.returncode}: {said}")
-        return ran.stdout
+        if completed.returncode:
+            message = cut(self._hide(" ".join((completed.stderr or completed.stdout).split())))
+            raise UnusableTarget(f"{self._option} failed with code {completed.returncode}: {message}")
+        return completed.stdout
 
 
 def _fill(word: str, marks: Mapping[str, str]) -> str:

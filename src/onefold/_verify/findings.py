@@ -1,4 +1,4 @@
-"""What a run of the prober found out: one finding per check, with the requests that show it."""
+"""The findings of a run of the prober: one per check, with the requests that prove it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Verdict = Literal["passed", "failed", "unusable", "untold"]
 
 
 class Violation(Exception):
-    """The API does not do what the contract says; the text is what it does instead. `why` and `advice` are given where
+    """The API breaks the contract; the text says what it does instead. `why` and `advice` are given where
     those of the check do not fit."""
 
     def __init__(self, seen: str, *, why: str | None = None, advice: str | None = None) -> None:
@@ -24,33 +24,33 @@ class RanAgain(Violation):
 
 
 class NotApplicable(Exception):
-    """The check says nothing about this API, or needs an option that was not given."""
+    """The check does not apply to this API, or needs an option that is missing."""
 
 
 class Untold(NotApplicable):
-    """Answers cannot tell whether the promise is kept; a count could."""
+    """The answers do not show whether the promise is kept; a count would."""
 
 
 class UnusableTarget(Exception):
-    """No check would mean anything: the API cannot be reached, or refuses what it is sent."""
+    """No check is possible: the API cannot be reached, or refuses valid requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request and what came back, as a line each; `times` where both were the same several times."""
+    """A request and its reply, as a line each; `times`: how often both were the same."""
 
     sent: str
     came: str
     times: int = 1
 
     def lines(self) -> tuple[str, str]:
-        """What was sent, and what came."""
+        """The lines of the request and of the reply."""
         return (self.sent if self.times == 1 else f"{self.times} x {self.sent}"), self.came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFinding:
-    """What a check found. `seen` is a sentence; of a skipped check, why it was skipped."""
+    """The result of a check. `seen` is a sentence; for a skipped check, why it was skipped."""
 
     check: str
     promise: str
@@ -59,7 +59,7 @@ class CheckFinding:
     outcome: Outcome
     seen: str
     untold: bool = False
-    """Whether it was skipped because answers cannot tell, and there is no count."""
+    """Whether it was skipped because the answers do not show the effect, and there is no count."""
     exchanges: tuple[Exchange, ...] = ()
 
 
@@ -75,7 +75,7 @@ class ProbeReport:
     requests: int
     requests_max: int
     counted: bool
-    """Whether a command told how often things happened; without one, only answers were looked at."""
+    """Whether a command counted the effects; without one, only answers were compared."""
     findings: tuple[CheckFinding, ...]
     unusable: str | None = None
 

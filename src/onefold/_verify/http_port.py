@@ -1,7 +1,7 @@
-"""What the checks know of HTTP: requests, and what became of them. Checks decide; a port sends.
+"""The HTTP port of the checks: requests and their replies. Checks decide; a port sends.
 
 Invariant: a request leaves exactly as it is written here. No header is joined, no redirect followed, no cookie kept:
-each would hide what is looked for.
+each would hide what the checks look for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """What came back. Names of headers are in lower case."""
+    """The answer to a request. Names of headers are in lower case."""
 
     status: int
     headers: HeaderLines = ()

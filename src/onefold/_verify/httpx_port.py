@@ -1,4 +1,4 @@
-"""The edge: sends requests by httpx, each on a connection of its own, and takes back what came, up to a limit."""
+"""The edge: sends requests by httpx, each on a connection of its own, and reads the answers, up to a limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def require_httpx() -> None:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the address is of this machine by its own words; no name is looked up."""
+    """Whether the address names this machine literally; no name is resolved."""
     host = (urlsplit(url).hostname or "").rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -45,12 +45,12 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-#: What may stand beside credentials: an address with one of these is not repeated.
+#: Characters beside which credentials may stand: an address with one of these is not repeated.
 _SECRETIVE: Final = re.compile(r"[@?#]")
 
 
 def require_url(url: str) -> str:
-    """An address that can be asked. Raises ConfigurationError."""
+    """The address, if requests can be sent to it. Raises ConfigurationError."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -88,7 +88,7 @@ class HttpxPort:
         content: bytes | Iterator[bytes] = request.body
         if start is not None and request.body:
             headers.append((b"Content-Length", str(len(request.body)).encode()))
-            content = _held_back(request.body, start)
+            content = _hold_last_byte(request.body, start)
         elif start is not None:
             _meet(start)
         try:
@@ -106,7 +106,7 @@ class HttpxPort:
             return NoAnswer(reason=f"{type(error).__name__}: {error}")
 
 
-def _held_back(body: bytes, start: Barrier) -> Iterator[bytes]:
+def _hold_last_byte(body: bytes, start: Barrier) -> Iterator[bytes]:
     yield body[:-1]
     _meet(start)
     yield body[-1:]
@@ -128,7 +128,7 @@ def _read(response: httpx.Response) -> bytes | None:
 
 @contextmanager
 def open_port(*, timeout_s: float, local: bool, agent: str) -> Iterator[HttpxPort]:
-    """`local`: the proxies of the environment are for other machines."""
+    """A port with a client of its own. `local`: ignore the proxies of the environment, which are for other machines."""
     import httpx
 
     no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))

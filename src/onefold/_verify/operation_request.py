@@ -16,8 +16,8 @@ from onefold.errors import ConfigurationError
 
 _METHODS: Final = ("post", "put", "patch", "delete")
 _DEPTH_MAX: Final = 20
-#: Given by the user, or by the prober itself.
-_NOT_OURS: Final = frozenset({"idempotency-key", "authorization", "content-type", "accept"})
+#: Headers that the user or the prober sets.
+_SET_ELSEWHERE: Final = frozenset({"idempotency-key", "authorization", "content-type", "accept"})
 _BY_FORMAT: Final = {
     "email": "{{unique}}@example.com",
     "uuid": "00000000-0000-4000-8000-000000000000",
@@ -34,7 +34,7 @@ _UNIQUE_LENGTH: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRequest:
-    """What an operation is asked with."""
+    """The request of an operation."""
 
     method: str
     path: str
@@ -51,18 +51,18 @@ def read_operation(text: str, operation: str) -> OperationRequest:
         raise ConfigurationError(f"the OpenAPI document is not JSON ({error}): convert YAML to JSON first") from error
     if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
         raise ConfigurationError("the OpenAPI document has no paths: is it one?")
-    known = []
+    names_found = []
     for path, item in document["paths"].items():
         for method in _METHODS:
-            found = item.get(method) if isinstance(item, dict) else None
-            if isinstance(found, dict):
-                names = (f"{method.upper()} {path}", str(found.get("operationId", "")))
+            definition = item.get(method) if isinstance(item, dict) else None
+            if isinstance(definition, dict):
+                names = (f"{method.upper()} {path}", str(definition.get("operationId", "")))
                 if operation in names:
-                    parameters = [*item.get("parameters", ()), *found.get("parameters", ())]
-                    return _OperationReader(document).request(method.upper(), path, found, parameters)
-                known.append(names[1] or names[0])
+                    parameters = [*item.get("parameters", ()), *definition.get("parameters", ())]
+                    return _OperationReader(document).request(method.upper(), path, definition, parameters)
+                names_found.append(names[1] or names[0])
     raise ConfigurationError(
-        f"the OpenAPI document has no operation {operation!r}; it has: {', '.join(known) or 'none'}"
+        f"the OpenAPI document has no operation {operation!r}; it has: {', '.join(names_found) or 'none'}"
     )
 
 
@@ -76,10 +76,10 @@ class _OperationReader:
         self, method: str, path: str, operation: Mapping[str, Any], parameters: list[Mapping[str, Any]]
     ) -> OperationRequest:
         query, headers = [], []
-        for given in parameters:
-            parameter = self._resolve(given)
+        for reference in parameters:
+            parameter = self._resolve(reference)
             name, place = str(parameter.get("name")), parameter.get("in")
-            if place != "path" and (not parameter.get("required") or name.lower() in _NOT_OURS):
+            if place != "path" and (not parameter.get("required") or name.lower() in _SET_ELSEWHERE):
                 continue
             value = self._parameter_text(parameter)
             if place == "path":
@@ -120,18 +120,18 @@ class _OperationReader:
             reference = value.get("$ref")
             if reference is None:
                 return value
-            found: Any = self._document
+            node: Any = self._document
             for part in str(reference).removeprefix("#/").split("/"):
                 name = part.replace("~1", "/").replace("~0", "~")
-                if not isinstance(found, dict) or name not in found:
+                if not isinstance(node, dict) or name not in node:
                     raise ConfigurationError(f"the OpenAPI document refers to {reference!r}, which is not in it")
-                found = found[name]
-            value = found
+                node = node[name]
+            value = node
         raise ConfigurationError("the OpenAPI document has references that lead in a circle")
 
-    def _sample(self, given: Any, depth: int) -> Any:
+    def _sample(self, reference: Any, depth: int) -> Any:
         """A value of this schema."""
-        schema = self._resolve(given) if isinstance(given, dict) else {}
+        schema = self._resolve(reference) if isinstance(reference, dict) else {}
         if depth > _DEPTH_MAX:
             return None
         for name in ("const", "example", "default"):
@@ -158,8 +158,8 @@ class _OperationReader:
         match kind:
             case "object":
                 properties = schema.get("properties", {})
-                wanted = schema.get("required", ())
-                return {name: self._sample(part, depth + 1) for name, part in properties.items() if name in wanted}
+                required = schema.get("required", ())
+                return {name: self._sample(part, depth + 1) for name, part in properties.items() if name in required}
             case "array":
                 return [self._sample(schema.get("items", {}), depth + 1)] * max(1, schema.get("minItems", 1))
             case "integer" | "number":
@@ -187,8 +187,8 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> Any:
 
 
 def _text(schema: Mapping[str, Any]) -> str:
-    if (made := _BY_FORMAT.get(str(schema.get("format")))) is not None:
-        return made
+    if (sample := _BY_FORMAT.get(str(schema.get("format")))) is not None:
+        return sample
     if "pattern" in schema:
         raise ConfigurationError(
             f"the schema wants a text that matches {schema['pattern']!r}: give it an example, or give --body"

@@ -32,7 +32,7 @@ class Payloads:
 
     @property
     def distinct(self) -> bool:
-        """Whether each fresh payload is another one."""
+        """Whether each fresh payload differs from the others."""
         return self._template is not None and any(mark in self._template for mark in _OWN)
 
     def fresh(self) -> bytes:
@@ -41,7 +41,7 @@ class Payloads:
         return b"" if self._template is None else self._render(self._template, self._number).encode()
 
     def other(self, body: bytes) -> bytes | None:
-        """A payload that asks for something else; None where there is none."""
+        """A payload for another request; None if the payload cannot be varied."""
         if self._other is not None:
             self._number += 1
             return self._render(self._other, self._number).encode()

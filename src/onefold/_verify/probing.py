@@ -1,4 +1,4 @@
-"""What a check works with: it makes requests, sends them within a bound, counts effects, and keeps what was seen."""
+"""The probe of a check: makes requests, sends them within a bound, counts effects, and records the exchanges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABOUT_PACE: Final = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The operation that is tested, and what was given to test it with."""
+    """The tested operation, and the options of the test."""
 
     url: str
     method: str
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the edge does for the checks."""
+    """The I/O that the edge does for the checks."""
 
     port: HttpPort
     new_key: Callable[[], str]
@@ -52,7 +52,7 @@ class Surroundings:
     count: Callable[[], int] | None = None
     publish: Callable[[str], None] | None = None
     hide: Callable[[str], str] = str
-    """Takes credentials out of what is shown."""
+    """Removes credentials from a text."""
 
 
 class Probe:
@@ -62,41 +62,42 @@ class Probe:
         self.target, self.payloads, self.around = target, payloads, around
         self.profile = target.profile
         self.requests = 0
-        self.tells_apart = False
-        """Whether two executions of the same payload have different answers, so that a replay can be told from one."""
-        self.locations_tell = False
-        """Whether two executions have different Locations, which tells them apart where their content does not."""
+        self.answers_differ = False
+        """Whether two executions of the same payload have different answers, so that a replay differs from an
+        execution."""
+        self.locations_differ = False
+        """Whether two executions have different Locations, which distinguish them where their content does not."""
         self.runs_again = False
-        """Whether retries were seen to run: what a replay looks like cannot be known then."""
+        """Whether a retry was seen to run: then there is no replay to compare with."""
         self.other_payload_refused: str | None = None
-        self._left = 0
-        self._seen: list[Exchange] = []
+        self._remaining = 0
+        self._exchanges: list[Exchange] = []
 
     def allow(self, requests: int) -> None:
-        self._left, self._seen = requests, []
+        self._remaining, self._exchanges = requests, []
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """What the check has sent and got; what is the same stands there once."""
-        return tuple(replace(one, times=times) for one, times in Counter(self._seen).items())
+        """The exchanges of the check; repeated ones are listed once, with their number."""
+        return tuple(replace(one, times=times) for one, times in Counter(self._exchanges).items())
 
     def begin_round(self) -> None:
-        """The rounds before were well, and show nothing."""
-        self._seen = []
+        """Drop the exchanges of earlier rounds, which passed."""
+        self._exchanges = []
 
     # Requests
 
     def request(self, body: bytes, *keys: bytes, url: str | None = None, headers: HeaderLines = ()) -> ProbeRequest:
         """A request with these lines of the key's header, and with these headers in the place of the usual ones."""
         replaced = {name.lower() for name, _ in headers}
-        kept = tuple((name, value) for name, value in self.target.headers if name.lower() not in replaced)
+        unchanged = tuple((name, value) for name, value in self.target.headers if name.lower() not in replaced)
         content: HeaderLines = (("Content-Type", b"application/json"),) if body else ()
-        named = {name.lower() for name, _ in (*kept, *headers)}
+        named = {name.lower() for name, _ in (*unchanged, *headers)}
         content = tuple(line for line in content if line[0].lower() not in named)
         return ProbeRequest(
             method=self.target.method,
             url=url or self.target.url,
-            headers=(*content, *kept, *headers, *((KEY_HEADER, key) for key in keys)),
+            headers=(*content, *unchanged, *headers, *((KEY_HEADER, key) for key in keys)),
             body=body,
         )
 
@@ -117,18 +118,18 @@ class Probe:
     # Sending
 
     def send(self, request: ProbeRequest, note: str) -> ProbeAnswer:
-        """One request; that there is no answer is a violation."""
+        """Send one request; a missing answer is a violation."""
         return self.send_together([request], note)[0]
 
     def send_together(self, requests: Sequence[ProbeRequest], note: str) -> list[ProbeAnswer]:
-        """All at the same time."""
-        self._left -= len(requests)
-        if self._left < 0:
+        """Send all at the same time."""
+        self._remaining -= len(requests)
+        if self._remaining < 0:
             raise RuntimeError("a check sends more than the table allows it: raise its bound in the catalogue")
         self.requests += len(requests)
         replies = self.around.port.send(requests)
         for request, reply in zip(requests, replies, strict=True):
-            self._seen.append(exchange(request, reply, KEY_HEADER, note, self.around.hide))
+            self._exchanges.append(exchange(request, reply, KEY_HEADER, note, self.around.hide))
         answers = [reply for reply in replies if isinstance(reply, ProbeAnswer)]
         for reply in replies:
             if isinstance(reply, NoAnswer):
@@ -147,20 +148,21 @@ class Probe:
     # Judging
 
     def is_replay(self, first: ProbeAnswer, answer: ProbeAnswer) -> bool | None:
-        """Whether the answer is the first one once more, and not that of another execution; None: cannot be told."""
+        """Whether the answer is a replay of the first, and not of another execution; None: the answers do not show
+        it."""
         if is_marked(answer):
             return True
         if not same_answer(first, answer):
             return False
-        if self.tells_apart:
+        if self.answers_differ:
             return True
         place = answer.header("location")
-        if self.locations_tell and place is not None:
+        if self.locations_differ and place is not None:
             return place == first.header("location")
         return None
 
     def require_replay(self, first: ProbeAnswer, answer: ProbeAnswer, what: str) -> None:
-        """Inside a block of `effects`: where answers cannot tell, its count does."""
+        """Require a replay. Inside a block of `effects`, whose count decides where the answers do not."""
         replay = self.is_replay(first, answer)
         if replay is False:
             raise Violation(f"{what} was answered {answer.status} and not with the first answer ({first.status})")
@@ -168,23 +170,23 @@ class Probe:
             self.require_count()
 
     def require_count(self) -> None:
-        """Answers say nothing about what happened."""
+        """Raise Untold without a count: the answers do not show the effects."""
         if self.around.count is None:
             raise Untold("two executions have the same answer, so a replay looks like one: give --count")
 
     @contextmanager
     def effects(self, expected: int, of: str) -> Iterator[None]:
-        """The count must rise by so many over the block, where there is one."""
+        """If there is a count, it must rise by `expected` over the block."""
         if self.around.count is None:
             yield
             return
-        # What was sent before may take effect as late.
+        # Earlier requests may take effect as late.
         self.around.wait(self.target.count_delay_s)
         before = self.around.count()
         yield
         self.around.wait(self.target.count_delay_s)
         after = self.around.count()
-        self._seen.append(Exchange(sent="the count command, before and after", came=f"{before}, {after}"))
+        self._exchanges.append(Exchange(sent="the count command, before and after", came=f"{before}, {after}"))
         if after - before != expected:
             violation = RanAgain if after - before > expected else Violation
             raise violation(f"the count rose by {after - before}, and must rise by {expected}: {of}")

@@ -1,4 +1,4 @@
-"""What an API promises: how its keys are spelled, which statuses its refusals have."""
+"""Profiles of APIs: the spelling of keys, and the statuses of refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STRIPE: Final = Profile(
     name="stripe",
     quoted=False,
     in_flight=frozenset({409}),
-    # Stripe says 400; APIs in its manner say 409 or 422 as well.
+    # Stripe answers 400; similar APIs answer 409 or 422, too.
     mismatch=frozenset({400, 409, 422}),
     # A request in flight is refused before payloads are compared.
     mismatch_in_flight=frozenset({400, 409, 422}),

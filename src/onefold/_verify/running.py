@@ -1,4 +1,4 @@
-"""Runs the checks: first that the API takes what it is sent at all, then one check after the other."""
+"""Runs the checks: first whether the API takes valid requests at all, then one check after the other."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ _FAILED: Final = "the server failed: see its log"
 
 
 def requests_max(checks: Sequence[ProbeCheck], duplicates: int) -> int:
-    """More are never sent."""
+    """The most requests that a run sends."""
     most = sum(check.requests + check.together * duplicates for check in checks)
     return most + FIRST_REQUESTS if most else 0
 
 
 def establish(probe: Probe) -> None:
-    """Find out what the API takes by itself, and whether its answers tell executions apart. Raises UnusableTarget.
+    """Find out what the API accepts without a retry, and whether its answers distinguish executions. Raises
+    UnusableTarget.
 
     Without this an API that refuses everything would pass all checks that want a refusal.
     """
@@ -52,11 +53,11 @@ def establish(probe: Probe) -> None:
                 f"the same payload with another key is answered {again.status}: write {{{{unique}}}} or {{{{n}}}} into "
                 "--body, so that each request is about something else"
             )
-        # A refusal tells, too, where it is about the payload: an execution of its own would have been refused as well.
-        told = again.status < 500 and again.status not in ABOUT_PACE | ABOUT_RIGHTS
-        probe.tells_apart = told and not same_answer(first, again)
+        # A refusal of the payload counts, too: a second execution is refused where a replay is not.
+        is_comparable = again.status < 500 and again.status not in ABOUT_PACE | ABOUT_RIGHTS
+        probe.answers_differ = is_comparable and not same_answer(first, again)
         places = first.header("location"), again.header("location")
-        probe.locations_tell = None not in places and places[0] != places[1]
+        probe.locations_differ = None not in places and places[0] != places[1]
         other = probe.payloads.other(request.body)
         if other is not None:
             new = probe.request(other, probe.profile.spell(probe.around.new_key()))
@@ -70,15 +71,15 @@ def establish(probe: Probe) -> None:
 
 def _require_taken(probe: Probe, first: ProbeAnswer) -> None:
     if first.status in _MOVED:
-        where = cut(probe.around.hide(first.header("location") or "another address"))
-        raise UnusableTarget(f"a request was answered {first.status}, and sent on to {where}: give that address")
+        address = cut(probe.around.hide(first.header("location") or "another address"))
+        raise UnusableTarget(f"a request was answered {first.status}, and sent on to {address}: give that address")
     if not first.succeeded:
         body = cut(probe.around.hide(first.body.decode("utf-8", "replace")))
         answered = " ".join(filter(None, [str(first.status), body]))
-        raise UnusableTarget(f"a request with a new key was answered {answered}: {_what_helps(first.status)}")
+        raise UnusableTarget(f"a request with a new key was answered {answered}: {_advise(first.status)}")
 
 
-def _what_helps(status: int) -> str:
+def _advise(status: int) -> str:
     if status >= 500:
         return _FAILED
     if status in (401, 403):
@@ -94,9 +95,9 @@ def run(
     shown: str,
     run_id: str,
     now: Callable[[], float],
-    tell: Callable[[str], None],
+    on_check: Callable[[str], None],
 ) -> ProbeReport:
-    """All of them, in order. That one fails does not stop the others."""
+    """Run all checks, in order. A failed one does not stop the others."""
     started = now()
     findings = [_finding(check, "skipped", reason) for check, reason in left_out]
     unusable = None
@@ -104,7 +105,7 @@ def run(
         if requests_max(checks, probe.target.duplicates):
             establish(probe)
         for check in checks:
-            tell(check.name)
+            on_check(check.name)
             findings.append(_run_check(probe, check))
     except UnusableTarget as error:
         unusable = str(error)
@@ -124,7 +125,7 @@ def run(
 
 def _run_check(probe: Probe, check: ProbeCheck) -> CheckFinding:
     if check.of_replays and probe.runs_again:
-        return _finding(check, "skipped", "retries run again, so that there is no replay to look at: see replay")
+        return _finding(check, "skipped", "retries run again, so that there is no replay to compare with: see replay")
     probe.allow(check.requests + check.together * probe.target.duplicates)
     try:
         return _finding(check, "passed", check.run(probe))

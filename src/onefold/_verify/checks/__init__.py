@@ -1,1 +1,2 @@
-"""The checks, one module per family. Each returns what it saw, or raises a `Violation` or `NotApplicable`."""
+"""The checks, one module per family. Each returns a sentence about the result, or raises a `Violation` or
+`NotApplicable`."""

@@ -1,4 +1,4 @@
-"""A key is known for as long as is published, and then runs anew or is refused for good."""
+"""A key is remembered for the published time, and then runs anew or is refused for good."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def check_expiry(probe: Probe) -> str:
         probe.require_count()
         replay = after == before
     if replay:
-        raise Violation(f"the answer was replayed after {expiry_s:g} s: it is kept for longer than is said")
+        raise Violation(f"the answer was replayed after {expiry_s:g} s: it is kept for longer than published")
     return f"known for {expiry_s / 2:g} s; runs anew after {expiry_s:g} s"

@@ -18,16 +18,16 @@ def check_mismatch(probe: Probe) -> str:
         first = probe.send_first(request)
         refused = probe.send(other, "same key, other payload")
         if refused.status not in probe.profile.mismatch:
-            did = "it ran, or was given the first answer" if refused.succeeded else "it was refused otherwise"
+            outcome = "it ran, or was given the first answer" if refused.succeeded else "it was refused otherwise"
             raise Violation(
-                f"the other payload was answered {refused.status}, and not {_names(probe.profile.mismatch)}: {did}"
+                f"the other payload was answered {refused.status}, and not {_names(probe.profile.mismatch)}: {outcome}"
             )
         retry = probe.send(request, "the first payload again")
         if not same_answer(first, retry):
             raise Violation(f"the first answer did not stay: its own retry is now answered {retry.status}")
     stays = "the first answer stays"
     if probe.is_replay(first, retry) is None and probe.around.count is None:
-        stays = "only --count can tell whether the first answer stays"
+        stays = "only --count can show whether the first answer stays"
     return f"the other payload was answered {refused.status}, and {stays}"
 
 

@@ -1,4 +1,4 @@
-"""Of many duplicates at the same time one runs; the others wait for its answer or are told to come again."""
+"""Of many duplicates at the same time one runs; the others wait for its answer, or are refused until later."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROUNDS: Final = 3
 
 
 def check_parallel(probe: Probe) -> str:
-    seen = [_run_duplicates(probe) for _ in range(ROUNDS)]
-    return f"{probe.target.duplicates} duplicates at once, {ROUNDS} times: {'; '.join(seen)}"
+    rounds = [_run_duplicates(probe) for _ in range(ROUNDS)]
+    return f"{probe.target.duplicates} duplicates at once, {ROUNDS} times: {'; '.join(rounds)}"
 
 
 def _run_duplicates(probe: Probe) -> str:
@@ -60,12 +60,12 @@ def _may_lose(probe: Probe, answer: ProbeAnswer) -> bool:
 
 
 def _different(probe: Probe, answers: list[ProbeAnswer]) -> list[ProbeAnswer]:
-    """One of each; what is marked as a replay is no other execution."""
-    found: list[ProbeAnswer] = []
+    """One answer of each execution; a marked replay is no other execution."""
+    distinct: list[ProbeAnswer] = []
     for answer in answers:
-        if all(probe.is_replay(known, answer) is False for known in found):
-            found.append(answer)
-    return found
+        if all(probe.is_replay(known, answer) is False for known in distinct):
+            distinct.append(answer)
+    return distinct
 
 
 def _statuses(answers: list[ProbeAnswer]) -> str:

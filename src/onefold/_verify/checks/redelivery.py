@@ -1,6 +1,6 @@
 """A consumer handles a message once, however often it is delivered.
 
-The prober knows no broker: a command publishes a message with a given id, another counts what was done. After the
+The prober knows no broker: a command publishes a message with a given id, another counts the effects. After the
 duplicates a message with an id of its own follows. When that one has been handled, a consumer that takes messages in
 their order has met the duplicates before it; for those that work on several at once there is a pause on top.
 """
@@ -40,9 +40,9 @@ def check_redelivery(probe: Probe) -> str:
     return f"{deliveries} deliveries of one id changed the count by 1"
 
 
-def _wait_for(probe: Probe, count: Callable[[], int], wanted: int, otherwise: str) -> None:
+def _wait_for(probe: Probe, count: Callable[[], int], expected: int, otherwise: str) -> None:
     waited_s = 0.0
-    while count() < wanted:
+    while count() < expected:
         if waited_s >= probe.target.settle_s:
             raise Violation(f"{otherwise} within {waited_s:g} s: does the consumer run?")
         probe.around.wait(_POLL_S)

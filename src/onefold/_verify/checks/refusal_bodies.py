@@ -1,4 +1,4 @@
-"""Refusals can be read by programs, and say where to read on."""
+"""Refusals are machine-readable, and link to their documentation."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def check_problem_link(probe: Probe) -> str:
             raise Violation(
                 f'{name} ({answer.status}) has neither a type that is an address nor Link: rel="describedby"'
             )
-    return "refusals say where to read on"
+    return "refusals link to their documentation"
 
 
 def _refusals(probe: Probe) -> dict[str, ProbeAnswer]:
-    """Refusals of two kinds, where the API makes them; whether it must is the matter of other checks."""
-    found = {}
+    """Refusals of two kinds, if the API makes them; whether it must is for other checks."""
+    refusals = {}
     if not probe.target.key_optional:
         missing = probe.send(probe.request(probe.payloads.fresh()), "no key")
         if 400 <= missing.status < 500:
-            found["the refusal of a missing key"] = missing
+            refusals["the refusal of a missing key"] = missing
     request = probe.new_request()
     try:
         other = probe.with_other_payload(request)
@@ -63,10 +63,10 @@ def _refusals(probe: Probe) -> dict[str, ProbeAnswer]:
         probe.send_first(request)
         refused = probe.send(other, "same key, other payload")
         if 400 <= refused.status < 500:
-            found["the refusal of another payload"] = refused
-    if not found:
-        raise NotApplicable("the API refused nothing that could be looked at")
-    return found
+            refusals["the refusal of another payload"] = refused
+    if not refusals:
+        raise NotApplicable("the API refused nothing, so that there is no refusal to check")
+    return refusals
 
 
 def _object(answer: ProbeAnswer) -> dict[str, Any]:

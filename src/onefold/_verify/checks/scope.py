@@ -56,7 +56,7 @@ def check_no_credentials(probe: Probe) -> str:
 
 
 def is_credential(name: str) -> bool:
-    """Whether a header of this name tells who is asking."""
+    """Whether a header of this name identifies the caller."""
     return any(part in name.lower() for part in CREDENTIALS)
 
 

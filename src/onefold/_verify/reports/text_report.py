@@ -20,8 +20,8 @@ def verdict_line(report: ProbeReport) -> str:
             return f"FAILED: {report.target} breaks the contract: {figures}"
         case "untold":
             return (
-                f"NOT TOLD: {report.target}: two executions have the same answer, so that a retry that ran again looks "
-                f"like a replay; give --count with a command that prints how often it has happened: {figures}"
+                f"UNDECIDED: {report.target}: two executions have the same answer, so that a retry that ran again "
+                f"looks like a replay; give --count with a command that prints how often it has happened: {figures}"
             )
         case "unusable":
             reason = report.unusable or "no check could be done: each was skipped"
@@ -29,7 +29,7 @@ def verdict_line(report: ProbeReport) -> str:
 
 
 def text(report: ProbeReport) -> str:
-    """All of it."""
+    """The whole report."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -48,7 +48,7 @@ def _lines(report: ProbeReport) -> Iterator[str]:
         yield from (f"passed   {finding.check}: {finding.seen}" for finding in passed)
     if not report.counted and report.verdict in ("passed", "failed"):
         yield ""
-        yield "What happened was told from the answers alone. --count has a command count it: `onefold docs verify`."
+        yield "Effects were judged by the answers alone. --count has a command count them: `onefold docs verify`."
 
 
 def _failure(finding: CheckFinding) -> Iterator[str]:
