@@ -47,7 +47,7 @@ async def test_what_is_no_role_lets_no_one_in(
 ) -> None:
     page = await visiting(once, lambda request: verdict).get("/audit")
     assert page.status_code == 500
-    assert "could not tell who is asking" in text_of(page)
+    assert "could not identify the operator" in text_of(page)
     assert "must return Role.VIEW, Role.ACT, an Operator, or None" in caplog.text
 
 
@@ -57,7 +57,7 @@ async def test_an_operator_that_is_none_lets_no_one_in(
 ) -> None:
     page = await visiting(once, lambda request: make()).get("/audit")
     assert page.status_code == 500
-    assert "could not tell who is asking" in text_of(page)
+    assert "could not identify the operator" in text_of(page)
     assert "must" in caplog.text
 
 

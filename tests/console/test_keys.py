@@ -200,7 +200,7 @@ async def test_that_a_retry_runs_is_not_promised_of_a_route_that_is_unknown(shop
 
 async def test_a_console_without_the_application_promises_no_retry(actor: Visitor) -> None:
     said = text_of(await find(actor, "POST /orders/7"))
-    assert "A retry gets This cannot be told" in said
+    assert "A retry gets This cannot be predicted" in said
 
 
 async def test_a_key_hash_of_a_log_is_told_from_a_key_that_is_not_stored(shop: Shop) -> None:

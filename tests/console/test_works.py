@@ -114,7 +114,7 @@ async def test_a_work_that_is_being_done_is_left_alone(actor: Visitor, once: Asy
     await begin(once)
     assert "Resume" not in text_of(await actor.get(AT))
     refused = await actor.submit(AT, f"{AT}/resume", reason="now", outcome="again")
-    assert "is being done at this moment" in text_of(refused)
+    assert "is running at this moment" in text_of(refused)
 
 
 @pytest.mark.parametrize("path", ["/works/nothing", f"/works/{'0' * 32}", f"/works/{'0' * 32}/release"])

@@ -1,10 +1,10 @@
-"""Who may see the console: the host application says so (`authorize`), or a token that is signed in with.
+"""Decides who may see the console: by the host application's `authorize`, or by a token at sign-in.
 
-A session is a cookie: when it ends, a random id, the name that was given, and a signature. The key of the signature is
-derived from the token that was signed in with, and says the role: what is in a cookie cannot claim another, and a token
-that is replaced ends all of its sessions. Nothing is stored, so every process that has the tokens knows every session.
-One that is signed out of is a line of the audit, which every process looks for: a copy of its cookie lets in nowhere.
-While the database is away, only the process that was told knows; its pages show nothing of the database then.
+A session is a cookie: its end, a random id, the operator's name, and a signature. The key of the signature is derived
+from the token of the sign-in, and fixes the role: no cookie can claim another one, and a replaced token ends all of its
+sessions. Nothing is stored, so every process that has the tokens knows every session. A sign-out is a line of the
+audit, which every process checks: a copy of the cookie is refused everywhere. While the database is away, only the
+process that handled the sign-out knows of it; pages show nothing of the database then.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Authorize: TypeAlias = Callable[[Request], Verdict | Awaitable[Verdict]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedIn:
-    """An operator who was let in."""
+    """An operator who has access."""
 
     operator: Operator
     session: str
-    """What forms are bound to: another sign-in has another."""
+    """The session that forms are bound to: each sign-in has another."""
     ends_at: float | None = None
     """When the session ends, in seconds since 1970; None where the host application decides."""
 
@@ -72,7 +72,7 @@ class HostAccess:
             case Operator():
                 operator = verdict
             case _:
-                # True, a user, a status: taking any of them for a role would let in those who must not.
+                # True, a user, a status: taking any of them for a role would give access to strangers.
                 raise AuthenticationBroken(
                     f"authorize of the console returned a {type(verdict).__qualname__}; it must return Role.VIEW, "
                     "Role.ACT, an Operator, or None to refuse"
@@ -81,13 +81,13 @@ class HostAccess:
 
 
 class TokenAccess:
-    """A token per role, and sessions signed with what is derived from it."""
+    """A token per role, and sessions signed with a key derived from it."""
 
     def __init__(self, *, view_token: str | None, act_token: str | None) -> None:
-        given = {Role.VIEW: view_token, Role.ACT: act_token}
-        #: Signatures of sessions that were signed out of, and when they would have ended.
+        tokens = {Role.VIEW: view_token, Role.ACT: act_token}
+        #: Signatures of signed-out sessions, and when they would have ended.
         self._ended: dict[str, float] = {}
-        self._tokens = {role: _check(role, token) for role, token in given.items() if token is not None}
+        self._tokens = {role: _check(role, token) for role, token in tokens.items() if token is not None}
         if view_token is not None and view_token == act_token:
             raise ConfigurationError(
                 "view_token and act_token are the same: those who may look could act. Give two tokens"
@@ -98,7 +98,7 @@ class TokenAccess:
 
     def role_of(self, token: str) -> Role | None:
         """The role that a token is for. All are compared, each in constant time."""
-        fits = [role for role, known in self._tokens.items() if hmac.compare_digest(_hash(token), _hash(known))]
+        fits = [role for role, expected in self._tokens.items() if hmac.compare_digest(_hash(token), _hash(expected))]
         return fits[0] if fits else None
 
     def begin(self, operator: Operator, now: float) -> str:
@@ -122,13 +122,13 @@ class TokenAccess:
         return None
 
     def end(self, cookie: str, now: float) -> None:
-        """Let a session that was signed out of let in no more."""
-        if (found := self.read(cookie, now)) is not None and found.ends_at is not None:
+        """Refuse a signed-out session from now on."""
+        if (signed_in := self.read(cookie, now)) is not None and signed_in.ends_at is not None:
             for signature in [known for known, ends_at in self._ended.items() if ends_at <= now]:
                 del self._ended[signature]
             if len(self._ended) >= _ENDED_MAX:
                 self._ended.pop(next(iter(self._ended)))
-            self._ended[cookie.rpartition(".")[2]] = found.ends_at
+            self._ended[cookie.rpartition(".")[2]] = signed_in.ends_at
 
     def _sign(self, role: Role, signed: str) -> str:
         key = hmac.digest(self._tokens[role].encode(), f"onefold console session {role.value}".encode(), "sha256")
@@ -139,7 +139,7 @@ Access: TypeAlias = HostAccess | TokenAccess
 
 
 def session_id(cookie: str) -> str:
-    """What the audit calls a session: 30 hexadecimal digits, from which no cookie can be made."""
+    """The id of a session in the audit: 30 hexadecimal digits, from which no cookie can be made."""
     return sha256(f"onefold console session\0{cookie}".encode("utf-8", "replace")).hexdigest()[:30]
 
 
@@ -154,7 +154,7 @@ def cookie_of(request: Request) -> str:
 
 
 def access_of(authorize: Authorize | None, view_token: str | None, act_token: str | None) -> Access:
-    """What was given, if it is enough: the console is never open."""
+    """The access rules of these arguments. Refuses none at all: the console is never open."""
     if authorize is not None:
         if view_token is not None or act_token is not None:
             raise ConfigurationError("console() has both authorize and a token: give one of them")
@@ -180,5 +180,5 @@ def _check(role: Role, token: object) -> str:
 
 
 def _hash(token: str) -> bytes:
-    # Of equal length: what a comparison takes does not tell how long the token is.
+    # Hashes have one length: the time of a comparison does not reveal the token's.
     return sha256(token.encode("utf-8", "replace")).digest()

@@ -54,9 +54,9 @@ class Console:
         sagas: Sequence[SagaEngine] = (),
         knows_application: bool = True,
     ) -> None:
-        """Who may do what is said by `authorize`, or by two tokens: `view_token` for those who look, `act_token` for
-        those who act. `sagas` are the engines whose sagas it shows. `knows_application`: whether `once` is that of the
-        application, with its keys, or made of an address."""
+        """Access is decided by `authorize`, or by two tokens: `view_token` for role view, `act_token` for role act.
+        `sagas` are the engines whose sagas it shows. `knows_application`: whether `once` is that of the application,
+        with its keys, or made of an address."""
         if not isinstance(once, AsyncOnefold | Onefold):
             raise ConfigurationError(
                 f"console() got a {type(once).__qualname__}; its first argument is the AsyncOnefold or Onefold of the "
@@ -88,7 +88,7 @@ class Console:
             Exception: self._show_crash,
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
-        # Such a redirect is made of the Host header, which a client can choose.
+        # Such a redirect contains the Host header, which a client can choose.
         app.router.redirect_slashes = False
         self._app = ConsoleHeaders(app)
 
@@ -139,12 +139,12 @@ class Console:
             if page.method == "POST":
                 form = await _read_genuine_form(request, signed_in.session)
             _refuse_nul(request, form)
-            known = csrf.browser_of(request)
-            browser = known or csrf.new_browser()
+            existing = csrf.browser_of(request)
+            browser = existing or csrf.new_browser()
             token = csrf.token_of(browser, signed_in.session)
             visit = Visit(request=request, parts=self._parts, signed_in=signed_in, csrf=token, form=form)
             response = await page.answer(visit)
-            if known is None:
+            if existing is None:
                 set_cookie(response, request, csrf.COOKIE, browser)
             return response
 
@@ -158,14 +158,14 @@ class Console:
         return self._error_page(request, error.status_code, str(error.detail), error.headers)
 
     async def _show_error(self, request: Request, error: OnefoldError) -> Response:
-        """What onefold says is for operators: it names the thing and the way out."""
+        """Show an error of onefold's to the operator: it names the thing and the way out."""
         if isinstance(error, WorkNotFit):
             return self._error_page(request, 409, str(error))
-        if isinstance(error, ConfigurationError):  # what was asked for, and not how the console was set up
+        if isinstance(error, ConfigurationError):  # about the request, and not about the console's set-up
             return self._error_page(request, 400, str(error))
         if isinstance(error, AuthenticationBroken):
             log.error("console: %s %s refused: %s", request.method, request.url.path, error)
-            return self._error_page(request, 500, "The application could not tell who is asking. Its log says why.")
+            return self._error_page(request, 500, "The application could not identify the operator. Its log says why.")
         if isinstance(error, SchemaMissing):  # it names the way out
             return self._error_page(request, 503, str(error))
         log.error("console: %s %s failed: %s", request.method, request.url.path, error)
@@ -199,10 +199,10 @@ def console(
     return Console(once, authorize=authorize, view_token=view_token, act_token=act_token, sagas=sagas)
 
 
-def _check_engines(given: Sequence[object]) -> tuple[SagaEngine, ...]:
-    engines = tuple(each for each in given if isinstance(each, SagaEngine))
-    if len(engines) < len(given):
-        raise ConfigurationError(f"sagas={given!r} of console() must be a list of engines, as Dbos(...) is one")
+def _check_engines(sagas: Sequence[object]) -> tuple[SagaEngine, ...]:
+    engines = tuple(each for each in sagas if isinstance(each, SagaEngine))
+    if len(engines) < len(sagas):
+        raise ConfigurationError(f"sagas={sagas!r} of console() must be a list of engines, as Dbos(...) is one")
     return engines
 
 
@@ -216,12 +216,12 @@ def _send_to_sign_in(request: Request) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         raise HTTPException(401, "Your session has ended.")
     below = request.url.path.removeprefix(request.scope.get("root_path", ""))
-    wanted = below + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"{_path(request, '/login')}?next={quote(wanted, safe='')}", 303)
+    target = below + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"{_path(request, '/login')}?next={quote(target, safe='')}", 303)
 
 
 async def _read_genuine_form(request: Request, session: str) -> dict[str, str]:
-    """The fields of a form that a page of ours sent, made for this browser and session."""
+    """The fields of a form of one of our pages, made for this browser and session."""
     if not csrf.is_from_here(request):
         raise HTTPException(403, "This form was sent from another site, and nothing was done.")
     form = await _read_form(request)
@@ -231,11 +231,11 @@ async def _read_genuine_form(request: Request, session: str) -> dict[str, str]:
 
 
 def _refuse_nul(request: Request, form: Mapping[str, str]) -> None:
-    """A database would refuse it as well, as a failure. A reason is checked where it is asked for."""
+    """Refuse NUL characters, which would fail in the database. The reason is checked by the page that reads it."""
     named = (text for name, text in form.items() if name != "reason")
-    given = (*map(str, request.path_params.values()), *request.query_params.values(), *named)
-    if any("\0" in text for text in given):
-        raise HTTPException(400, "What was asked for has a NUL character: no name has one.")
+    texts = (*map(str, request.path_params.values()), *request.query_params.values(), *named)
+    if any("\0" in text for text in texts):
+        raise HTTPException(400, "The request has a NUL character: no name has one.")
 
 
 async def _read_form(request: Request) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Consumers as the overview shows them, from onefold's own tables: no broker is asked, for it may be away, or slow.
+"""Consumers for the overview, from onefold's own tables: no broker is queried, for it may be away, or slow.
 
-What waits is known where the database itself delivers (broker local). What another broker keeps is not.
+Waiting messages are counted where the database itself delivers (broker local), and not at other brokers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONSUMERS_MAX: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A consumer, and how it is."""
+    """A consumer and its state."""
 
     seen: ConsumerSeen
     word: str
@@ -28,14 +28,14 @@ class ConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class ConsumersNow:
-    """Those that need a look come first."""
+    """Rows for the overview, those that need attention first."""
 
     rows: tuple[ConsumerRow, ...]
     left_out: int
 
 
 async def look_at_consumers(dialect: str, *, count_max: int) -> ConsumersNow:
-    """All that are known, CONSUMERS_MAX of them shown."""
+    """The rows of all known consumers, at most CONSUMERS_MAX."""
     processes = await list_processes(dialect)
     paused_by = {each.consumer: each.actor for each in await pauses(dialect)}
     waiting = await count_waiting(dialect, count_max=count_max, consumers_max=10 * CONSUMERS_MAX)

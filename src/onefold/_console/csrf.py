@@ -1,4 +1,4 @@
-"""Forms of other sites are refused: a POST comes from a page of this console, shown to the same operator.
+"""Refuses forms of other sites: a POST comes from a page of this console, shown to the same operator.
 
 Two locks, of which either is enough against a browser that is whole. The browser says where a request comes from
 (`Sec-Fetch-Site`, or `Origin` where that is missing; a request with neither is refused). And the form has a token that
@@ -24,7 +24,7 @@ _BROWSER: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def browser_of(request: Request) -> str | None:
-    """The random name that this browser was given; None where it has none, or one that is not ours."""
+    """The random id that this browser has in its cookie; None if it has none, or an invalid one."""
     cookie = request.cookies.get(COOKIE, "")
     return cookie if _BROWSER.fullmatch(cookie) else None
 
@@ -34,15 +34,15 @@ def new_browser() -> str:
 
 
 def token_of(browser: str, session: str) -> str:
-    """What a form has in its hidden field."""
+    """The value of a form's hidden field."""
     return hmac.new(browser.encode(), f"onefold console form\0{session}".encode(), sha256).hexdigest()
 
 
-def is_genuine(given: str, browser: str | None, session: str) -> bool:
+def is_genuine(token: str, browser: str | None, session: str) -> bool:
     """Whether a form was made for this browser and this session."""
     if browser is None:
         return False
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token_of(browser, session).encode())
+    return hmac.compare_digest(token.encode("utf-8", "replace"), token_of(browser, session).encode())
 
 
 def is_from_here(request: Request) -> bool:

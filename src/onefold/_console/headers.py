@@ -1,6 +1,6 @@
 """The headers of every answer of the console: errors, redirects and static files included.
 
-They are put on outside of everything that can answer, so that no answer is without them.
+They are added outermost, so that no answer is without them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADERS: Final = {
 
 
 class ConsoleHeaders:
-    """An ASGI application whose every answer has them."""
+    """Wraps an ASGI application, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

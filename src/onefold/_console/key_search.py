@@ -1,6 +1,6 @@
-"""From what an operator knows of a key to what became of it: for the pages of keys and for `onefold keys`.
+"""Finds keys, and their outcome, by what an operator knows of them: for the pages of keys and for `onefold keys`.
 
-A search gives the digests that the request may be stored under; what is there is found by them alone.
+A search gives the digests that the request may be stored under; its records are found by them alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SINGLE: Final = "single"
 
 
 class NotSearchable(Exception):
-    """What was given does not name a key."""
+    """The input does not name a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class KeySearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundKey:
-    """What is there under the names of a search."""
+    """The records under the names of a search."""
 
     keys: tuple[KeyView, ...]
     holder: KeyHolder | None
     work: WorkView | None
     steps: Sequence[StepView] = ()
     erased: AuditLine | None = None
-    """Where nothing is there any more."""
+    """The erasure, if nothing is stored any more."""
 
     @property
     def is_empty(self) -> bool:
@@ -62,14 +62,14 @@ class FoundKey:
         return judge_key(self.keys, self.holder, work, route=route, erased=self.erased)
 
 
-def plan_search(principal: str, route: str, key: str, known: Mapping[str, Policy]) -> dict[str, KeySearch]:
-    """Where to look, by operation: one, or each that the application has, where the route is not given. `known`: the
-    operations of the application, if they are known. Raises NotSearchable."""
-    if not principal and is_single(known):
+def plan_search(principal: str, route: str, key: str, operations: Mapping[str, Policy]) -> dict[str, KeySearch]:
+    """The searches, by operation: one, or one for each of the application where no route is given. `operations`:
+    those of the application, if they are known. Raises NotSearchable."""
+    if not principal and is_single(operations):
         principal = SINGLE
     method, _, template = route.strip().partition(" ")
     method = method.upper()
-    if not route and not known:
+    if not route and not operations:
         raise NotSearchable(
             "Give the route (POST /orders; --route on the command line), or the application (--app), which knows its "
             "routes."
@@ -82,25 +82,26 @@ def plan_search(principal: str, route: str, key: str, known: Mapping[str, Policy
             f"or user; {SINGLE!r}, where it is made with single_principal."
         )
     try:
-        read = parse_key([key.encode("latin-1", "replace")], strict=False)
+        parsed_key = parse_key([key.encode("latin-1", "replace")], strict=False)
     except KeyFault as error:
         raise NotSearchable(f"This is not an Idempotency-Key: {error.reason}") from None
 
     def search(operation: str, route: RouteKnown) -> KeySearch:
-        names = names_of(principal, operation, read, known)[:NAMES_MAX]
-        return KeySearch(names=names, route=route, key_hash=hash_key(read))
+        names = names_of(principal, operation, parsed_key, operations)[:NAMES_MAX]
+        return KeySearch(names=names, route=route, key_hash=hash_key(parsed_key))
 
     if not route:
-        return {operation: search(operation, "known") for operation in sorted(known)[:ROUTES_MAX]}
-    meant = match_route(method, template.strip(), known)
-    if meant is not None:
-        return {meant: search(meant, "known")}
+        return {operation: search(operation, "known") for operation in sorted(operations)[:ROUTES_MAX]}
+    matched = match_route(method, template.strip(), operations)
+    if matched is not None:
+        return {matched: search(matched, "known")}
     typed = f"{method} {template.strip()}"
-    return {typed: search(typed, "unknown" if known else "unchecked")}
+    return {typed: search(typed, "unknown" if operations else "unchecked")}
 
 
 async def find_stored(dialect: str, searches: Mapping[str, KeySearch]) -> dict[str, KeySearch]:
-    """Those under whose names something is stored, runs or was erased. A single one is taken as it is."""
+    """The searches with something stored, running or erased under their names. A single search is returned
+    unchecked."""
     if len(searches) == 1:
         return dict(searches)
     return {
@@ -111,7 +112,7 @@ async def find_stored(dialect: str, searches: Mapping[str, KeySearch]) -> dict[s
 
 
 async def look_up(dialect: str, names: Sequence[bytes]) -> FoundKey:
-    """What is stored under these names, what holds them, and what was begun."""
+    """What is stored under these names: answers, locks, and unfinished works."""
     keys = await find_keys(dialect, names)
     holder = await find_holder(dialect, names)
     work, steps = await _find_work(dialect, names)
@@ -138,12 +139,12 @@ async def _find_erasure(dialect: str, names: Sequence[bytes]) -> AuditLine | Non
 
 
 def stored_ms(keys: Sequence[KeyView], known: Mapping[str, Policy]) -> dict[str, int]:
-    """When each was stored, as its end and what the route keeps answers for say. A deploy before may have kept them for
-    another time: it is about then. Not of those whose route is not known."""
+    """When each was stored, computed from its expiry and the route's retention. An earlier release may have had another
+    retention: then it is approximate. Keys of unknown routes are left out."""
     retentions = retentions_of(known)
     timed = [(key, retentions[key.operation]) for key in keys if key.operation in retentions]
-    found = {key.id: key.expires_ms - round(retention_s * 1000) for key, retention_s in timed}
-    return {key.id: min(found[key.id], key.now_ms) for key, _ in timed}
+    computed = {key.id: key.expires_ms - round(retention_s * 1000) for key, retention_s in timed}
+    return {key.id: min(computed[key.id], key.now_ms) for key, _ in timed}
 
 
 def is_single(known: Mapping[str, Policy]) -> bool:

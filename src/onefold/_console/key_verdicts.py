@@ -1,6 +1,6 @@
-"""What became of a key, in words: the state, why, what a client gets with it now, and what ends that.
+"""The outcome of a key, in words: its state, why, what a client gets with it now, and what ends that.
 
-It says what `_http/` would answer (docs/http-contract.md), from what is stored and locked at this moment.
+It predicts the answer of `_http/` (docs/http-contract.md) from what is stored and locked at this moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tone: TypeAlias = Literal["good", "warn", "bad", "neutral"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyVerdict:
-    """The state of a key as a person reads it."""
+    """The state of a key, for people."""
 
     state: str
     tone: Tone
@@ -47,7 +47,7 @@ def judge_key(
     route: RouteKnown = "known",
     erased: AuditLine | None = None,
 ) -> KeyVerdict:
-    """From what is there: the answer before what runs, and what runs before what is left."""
+    """Judge by the records, in this order: a stored answer, a running request, an abandoned work."""
     if (done := next((key for key in keys if key.state == "done"), None)) is not None:
         return _judge_done(done)
     if work is not None and work.state != "left":
@@ -173,19 +173,19 @@ def _judge_absent(keys: Sequence[KeyView], route: RouteKnown, erased: AuditLine 
                 "The application has no route with keys that fits: a request may be stored under the name of another."
             )
             gets, way_out = (
-                "This cannot be told: the route is unknown.",
+                "This cannot be predicted: the route is unknown.",
                 "Search with a route that it has, or without one.",
             )
         case "unchecked":
             what = "Nothing is stored under this principal, route and key. Whether the application has such a route is "
             what += "unknown: the application was not given (--app)."
-            gets = "This cannot be told. If the route is right, it runs, as a new request."
+            gets = "This cannot be predicted. If the route is right, it runs, as a new request."
             way_out = "Search with the route as the application declares it: POST /orders/{id}, not POST /orders/7."
         case "digest":
             what = (
                 "Nothing is stored under this digest. It may be a key_hash (onefold.key.hash) from a log or a trace: "
             )
             what += "that is made of the key alone, and no record is found by it."
-            gets = "This cannot be told from a digest."
+            gets = "This cannot be predicted from a digest."
             way_out = "Search with principal, route and Idempotency-Key: its key hash is shown then, too."
     return KeyVerdict(state="Nothing is stored", tone="neutral", what=what, gets=gets, way_out=way_out)

@@ -1,7 +1,7 @@
 """Live updates: a stream of fragments of a page, each sent when it has changed (server-sent events).
 
 A stream ends when its operator's session does, when the browser leaves, and after STREAM_S by itself: the browser comes
-back. A server that shuts down tells its open streams nothing and waits for them; uvicorn without a limit. So one tab
+back. A server that shuts down does not notify its open streams and waits for them; uvicorn without a limit. So one tab
 with the overview holds up the end of its application for STREAM_S, which is less than the 30 s that Kubernetes and
 gunicorn give. There are at most STREAMS_MAX at once; what they show is made once for all that look at the same thing.
 """
@@ -38,7 +38,7 @@ class LiveStreams:
     def __init__(self, *, every_s: float = EVERY_S) -> None:
         self._every_s = every_s
         self.open = 0
-        self._made: dict[str, tuple[float, Fragments]] = {}
+        self._cache: dict[str, tuple[float, Fragments]] = {}
         self._making = asyncio.Lock()
 
     def answer(self, visit: Visit, make: Make) -> Response:
@@ -58,7 +58,7 @@ class LiveStreams:
                 return
             changed = await self._find_changed(visit, make, sent)
             sent.update(changed)
-            # A comment where nothing has changed: a connection that is gone is noticed by writing.
+            # A comment if nothing has changed: only writing detects a closed connection.
             yield "".join(map(write_fragment, changed, changed.values())) or ": nothing new\n\n"
             if monotonic_s() + self._every_s >= ends_at:
                 return  # the browser waits as long as we would, and comes back
@@ -66,23 +66,23 @@ class LiveStreams:
 
     async def _find_changed(self, visit: Visit, make: Make, sent: Mapping[str, str]) -> Fragments:
         try:
-            made = await self._make_once(str(visit.request.url), make)
+            fragments = await self._make_once(str(visit.request.url), make)
         except OnefoldError as error:  # the page stays as it is, until the database is back
             log.warning("console: live updates of %s wait: %s", visit.request.url.path, error)
             return {}
-        return {name: html for name, html in made.items() if sent.get(name) != html}
+        return {name: html for name, html in fragments.items() if sent.get(name) != html}
 
     async def _make_once(self, address: str, make: Make) -> Fragments:
         async with self._making:
             now = monotonic_s()
-            self._made = {key: kept for key, kept in self._made.items() if now - kept[0] < self._every_s / 2}
-            if address not in self._made:
-                self._made[address] = (now, await make())
-            return self._made[address][1]
+            self._cache = {key: entry for key, entry in self._cache.items() if now - entry[0] < self._every_s / 2}
+            if address not in self._cache:
+                self._cache[address] = (now, await make())
+            return self._cache[address][1]
 
 
 class _LiveResponse(StreamingResponse):
-    """A stream that counts from where its number was looked at: no task runs between the two, however many come."""
+    """A stream that is counted right after the limit is checked: no task runs in between, so the limit holds."""
 
     def __init__(self, streams: LiveStreams, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

@@ -1,7 +1,7 @@
 """Plots: from amounts per span to bars, in the coordinates of an SVG that the template draws. No script, no library.
 
-Nothing is told by colour alone: each series has its total beside its name, and each bar says what it is when it is
-pointed at or read aloud.
+No information is in colour alone: each series has its total beside its name, and each bar has a label for pointers and
+screen readers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onefold._observe.activity.history import TimeWindow
 
 WIDTH: Final = 600
 HEIGHT: Final = 120
-#: Colours that there are; what comes after them is summed up.
+#: The number of colours; further series are summed up.
 SERIES_MAX: Final = 8
 _GAP: Final = 0.15
 #: A longer window says the day of each time.
@@ -62,9 +62,9 @@ class Plot:
 
     @property
     def summary(self) -> str:
-        """For who cannot see it."""
-        said = ", ".join(f"{name or self.unit} {amount}" for name, amount in self.legend)
-        return f"{self.title}: {said or 'nothing'}. {self.begins} to {self.ends}."
+        """The text alternative of the plot."""
+        amounts = ", ".join(f"{name or self.unit} {amount}" for name, amount in self.legend)
+        return f"{self.title}: {amounts or 'nothing'}. {self.begins} to {self.ends}."
 
 
 def stack(title: str, unit: str, series: Mapping[str, Sequence[int]], window: TimeWindow) -> Plot:
@@ -86,13 +86,13 @@ def level(title: str, unit: str, amounts: Sequence[int], window: TimeWindow) -> 
 
 
 def _limit(series: Mapping[str, Sequence[int]], window: TimeWindow) -> dict[str, list[int]]:
-    found = {name: list(amounts) for name, amounts in series.items() if any(amounts)}
-    by_size = sorted(found, key=lambda name: sum(found[name]), reverse=True)
+    kept = {name: list(amounts) for name, amounts in series.items() if any(amounts)}
+    by_size = sorted(kept, key=lambda name: sum(kept[name]), reverse=True)
     if len(by_size) <= SERIES_MAX:
-        return found
-    others = [found.pop(name) for name in by_size[SERIES_MAX - 1 :]]
-    found["others"] = [sum(amounts) for amounts in zip(*others, strict=True)]
-    return found
+        return kept
+    others = [kept.pop(name) for name in by_size[SERIES_MAX - 1 :]]
+    kept["others"] = [sum(amounts) for amounts in zip(*others, strict=True)]
+    return kept
 
 
 def _draw(
@@ -109,16 +109,16 @@ def _draw(
     width = WIDTH / window.spans
     columns = []
     for span in range(window.spans):
-        bars, y, said = [], float(HEIGHT), []
+        bars, y, labels = [], float(HEIGHT), []
         for number, (name, amounts) in enumerate(series.items()):
             if amounts[span]:
                 height = HEIGHT * amounts[span] / highest
                 y -= height
                 place = (span * width + width * _GAP / 2, y, width * (1 - _GAP), height)
                 bars.append(Bar(number, *(round(each, 2) for each in place)))
-                said.append(f"{name} {amounts[span]:,}" if name else f"{amounts[span]:,} {unit}")
+                labels.append(f"{name} {amounts[span]:,}" if name else f"{amounts[span]:,} {unit}")
         if bars:
-            columns.append(Column(tuple(bars), f"{clock(window, span)}: {', '.join(said)}"))
+            columns.append(Column(tuple(bars), f"{clock(window, span)}: {', '.join(labels)}"))
     return Plot(
         title=title,
         unit=unit,

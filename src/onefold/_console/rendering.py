@@ -1,7 +1,7 @@
-"""From a template and values to HTML.
+"""Renders templates to HTML.
 
-Everything is escaped, and characters that cannot be seen (or that turn the reading direction) are written out: what the
-pages show was written by strangers.
+Everything is escaped, and characters that cannot be seen (or that turn the reading direction) are written out: the
+pages show input of strangers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_environment() -> Environment:
 
 
 def read_static_files() -> dict[str, tuple[bytes, str]]:
-    """Each static file with its media type, by its name. Only these can be asked for: no path is looked up."""
+    """Each static file with its media type, by its name. Only these are served: no path of a request is opened."""
     return {
         file.name: (file.read_bytes(), MEDIA_TYPES[file.suffix])
         for file in (_HERE / "static").iterdir()
@@ -67,7 +67,7 @@ def minute(s: int) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes as people say them."""
+    """A number of bytes, for people."""
     if count is None:
         return "-"
     if count < 1024:

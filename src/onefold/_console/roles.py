@@ -1,4 +1,4 @@
-"""Who looks at the console, and what that person may do there."""
+"""Operators of the console, and their roles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Role(Enum):
     ACT = "act"
 
     def allows(self, needed: Role) -> bool:
-        """Whether what needs that role may be done with this one."""
+        """Whether this role includes `needed`."""
         return self is Role.ACT or needed is Role.VIEW
 
 

@@ -1,4 +1,4 @@
-"""What a page is, and what it gets: a `Visit`.
+"""Pages of the console, and the `Visit` that each gets.
 
 A module of `pages/` has a `SECTION`, and stands in the list in `pages/__init__.py`: that is all it takes to be in the
 navigation and to be served. By the time a page's function runs, the operator is known, the role is enough and, for a
@@ -42,18 +42,18 @@ REASON_CHARS_MAX: Final = 500
 #: Of the audit.
 SIGN_OUT: Final = "console sign out"
 
-#: Where the text of an exception begins: behind the name of its class. What is before that is a word of onefold's.
+#: Where the text of an exception begins: behind the name of its class. The text before is onefold's.
 _EXCEPTION: Final = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*:|\b[A-Za-z_][A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt):")
 
 log = logging.getLogger("onefold.console")
 
-#: Told to an operator whose form has no reason.
+#: The error of a form without a reason.
 ASK_WHY: Final = f"Say why, in at most {REASON_CHARS_MAX} characters."
 
 
 @dataclass(slots=True, kw_only=True)
 class ConsoleParts:
-    """What all visits share."""
+    """The parts that all visits share."""
 
     once: AsyncOnefold | Onefold
     """Whose tables these are."""
@@ -74,14 +74,14 @@ class ConsoleParts:
         return self.templates.get_template(template).render({"sections": self.sections, **values})
 
     async def identify(self, request: Request) -> SignedIn | None:
-        """Who this is; None where the request is to sign in. Raises HTTPException where it is refused."""
+        """The operator of a request; None: a sign-in is needed. Raises HTTPException where it is refused."""
         signed_in = await self.access.identify(request, self.now())
         if signed_in is not None and signed_in.ends_at is not None and await self._is_signed_out(signed_in.session):
             return None
         return signed_in
 
     async def note_sign_out(self, signed_in: SignedIn) -> None:
-        """Tell all processes that this session has ended."""
+        """Record in the audit, which all processes read, that this session has ended."""
         details = {"session": session_id(signed_in.session)}
         actor = signed_in.operator.name
         try:
@@ -95,7 +95,7 @@ class ConsoleParts:
         about = {"session": session_id(session)}
         try:
             return await run_flow(self.once, partial(find_audit, action=SIGN_OUT, about=about)) is not None
-        except OnefoldError:  # the page itself says what is wrong with the database
+        except OnefoldError:  # the page itself shows the error of the database
             return False
 
 
@@ -107,7 +107,7 @@ class Visit:
     parts: ConsoleParts
     signed_in: SignedIn
     csrf: str
-    """What a form of this page has in its hidden field."""
+    """The value of the hidden field in this page's forms."""
     form: Mapping[str, str]
     """Of a POST: its fields. Of each name the first."""
 
@@ -125,14 +125,16 @@ class Visit:
         return self.operator.role is Role.ACT
 
     def error(self, text: str | None) -> str:
-        """Why something failed. What an exception says is for those who may act: it may have someone's data in it. The
-        others see its class."""
-        found = None if self.may_act else _EXCEPTION.search(text or "")
-        return text or "" if found is None else f"{found.string[: found.end() - 1]} (its text is for the role act)"
+        """The text of a failure. The text of an exception is for role act only, because it may have personal data in
+        it. Others see its class."""
+        exception = None if self.may_act else _EXCEPTION.search(text or "")
+        return (
+            text or "" if exception is None else f"{exception.string[: exception.end() - 1]} (its text needs role act)"
+        )
 
-    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
-        """The answer of a flow, made by a function of the dialect: `await visit.ask(list_works)`."""
-        return await run_flow(self.once, question)
+    async def run(self, make_flow: Callable[[str], Flow[T]]) -> T:
+        """Run a flow, made by a function of the dialect: `await visit.run(list_works)`."""
+        return await run_flow(self.once, make_flow)
 
     def query(self, name: str, default: str = "") -> str:
         """A parameter of the address."""
@@ -150,20 +152,20 @@ class Visit:
     def url(self, path: str, **query: object) -> str:
         """The address of a page of this console, wherever it is mounted. Parameters that are None or empty are left
         out."""
-        given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
-        return quote(self.request.scope.get("root_path", "") + path) + (f"?{urlencode(given)}" if given else "")
+        chosen = {name: str(value) for name, value in query.items() if value is not None and value != ""}
+        return quote(self.request.scope.get("root_path", "") + path) + (f"?{urlencode(chosen)}" if chosen else "")
 
     def render(self, template: str, /, *, problem: str = "", **values: Any) -> Response:
-        """A page. `problem` says why what the operator asked for was not done."""
-        given = {"visit": self, "url": self.url, "root": self.url(""), "problem": problem, **values}
-        return HTMLResponse(self.parts.render(template, given), 400 if problem else 200)
+        """A page. `problem`: why the operator's action was not done."""
+        context = {"visit": self, "url": self.url, "root": self.url(""), "problem": problem, **values}
+        return HTMLResponse(self.parts.render(template, context), 400 if problem else 200)
 
     def redirect(self, path: str, **query: object) -> Response:
         """To a page of this console, after a POST."""
         return RedirectResponse(self.url(path, **query), 303)
 
     async def is_over(self) -> bool:
-        """Whether the operator would not be let in now: a stream ends then."""
+        """Whether the operator has lost access: a stream ends then."""
         try:
             signed_in = await self.parts.identify(self.request)
         except HTTPException:
@@ -171,7 +173,7 @@ class Visit:
         return signed_in is None or signed_in.session != self.signed_in.session
 
     def reason(self) -> str | None:
-        """Why something is to be done, as the form has it; None where it does not say, or says too much."""
+        """The reason in the form; None: it is missing, or too long."""
         reason = " ".join(self.form.get("reason", "").split())
         return reason if 0 < len(reason) <= REASON_CHARS_MAX and reason.isprintable() else None
 
@@ -200,5 +202,5 @@ class Section:
 
 
 def missing(what: str) -> HTTPException:
-    """What a page raises for something that is not there: `raise missing(f"There is no work {id}.")`."""
+    """The error of a page for a missing thing: `raise missing(f"There is no work {id}.")`."""
     return HTTPException(404, what)

@@ -1,5 +1,5 @@
-"""What a confirmation has shown is what its form does: the form says until when, by the database's clock, and what died
-after that is left alone."""
+"""Bounds a form to what its confirmation page has shown: it has a time of the database's clock, and later dead letters
+are left alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CLOCK: Final = {
 
 
 async def read_clock(dialect: str) -> datetime:
-    """A moment after all that has died so far, by the clock that says when it did."""
+    """A moment after all deaths so far, by the clock that records them."""
     [[now_ms]] = await with_connection(partial(fetch_rows, Statement(_CLOCK[dialect])))
     return datetime.fromtimestamp((now_ms + 1) / 1000, tz=UTC)
 
 
-def read_bound(given: Mapping[str, str]) -> datetime | None:
-    """Until when a form has shown what it is about; None: it has not said so."""
-    text = given.get(FIELD, "")
+def read_bound(form: Mapping[str, str]) -> datetime | None:
+    """The bound in a form; None: it has none, or an invalid one."""
+    text = form.get(FIELD, "")
     if not text.isascii() or not text.isdecimal() or len(text) > 14:
         return None
     return datetime.fromtimestamp(int(text) / 1000, tz=UTC)
@@ -43,10 +43,10 @@ def write_bound(until: datetime | None) -> str:
 
 async def bind(visit: Visit, until: datetime | None) -> datetime:
     """The bound of a form that is shown again, or of one that is shown now."""
-    return await visit.ask(read_clock) if until is None else until
+    return await visit.run(read_clock) if until is None else until
 
 
 def require_bound(until: datetime | None) -> None:
-    """A form about all that fits must say what was shown."""
+    """Refuse a form without a bound that acts on all matches."""
     if until is None:
         raise HTTPException(400, "The form does not say what it has shown, and nothing was done. Open its page again.")

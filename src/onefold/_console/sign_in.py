@@ -39,8 +39,8 @@ class SignIn:
         address = request.client.host if request.client else "unknown"
         if self._throttle.is_full(address):
             log.warning("console: sign-in from %s turned away: too many have failed just now", harmless(address))
-            said = "Too many sign-ins have failed just now. Wait a few seconds and try again."
-            response = self._form(request, problem=said, status=429)
+            problem_text = "Too many sign-ins have failed just now. Wait a few seconds and try again."
+            response = self._form(request, problem=problem_text, status=429)
             response.headers["Retry-After"] = "5"
             return response
         role = self._access.role_of(form.get("token", "").strip())
@@ -51,8 +51,8 @@ class SignIn:
         try:
             operator = Operator(role=role, name=form.get("name", "").strip() or _default_name(role))
         except ConfigurationError:
-            said = "The name must have at most 255 printable characters."
-            return self._form(request, problem=said, status=400)
+            problem_text = "The name must have at most 255 printable characters."
+            return self._form(request, problem=problem_text, status=400)
         log.info("console: %s signed in from %s with role %s", operator.name, harmless(address), role.value)
         response = RedirectResponse(_root(request) + _below(request), 303)
         cookie = self._access.begin(operator, self._parts.now())
@@ -105,5 +105,5 @@ def _root(request: Request) -> str:
 
 def _below(request: Request) -> str:
     """Where to go after signing in: a page of this console, or its beginning."""
-    wanted = request.query_params.get("next", "")
-    return wanted if _LOCAL.fullmatch(wanted) else "/"
+    target = request.query_params.get("next", "")
+    return target if _LOCAL.fullmatch(target) else "/"

@@ -1,4 +1,4 @@
-"""Stored answers as people read them: headers and body, as far as they are text and can be opened."""
+"""Stored answers for people: headers and body, as far as they are text and can be decrypted."""
 
 from __future__ import annotations
 

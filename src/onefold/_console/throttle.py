@@ -1,4 +1,4 @@
-"""Failed sign-ins are slow, and few at once: guessing a token does not get anywhere.
+"""Slows failed sign-ins down, and limits them: guessing a token is hopeless.
 
 A failure is answered after a pause. While one address has too many failures pending, or all together do, further
 attempts are turned away before their token is compared: so the rate of guesses is bounded, and a right token is not

@@ -1,6 +1,6 @@
-"""The timeline of one correlation id: what was asked for, written, published, handled and failed, in the order of time.
+"""The timeline of one correlation id: requests, events, deliveries and failures, in the order of time.
 
-It is made of what the tables of this database still have. An event is here while it waits, and after that for as long
+It is made from what the tables of this database still have. An event is here while it waits, and after that for as long
 as relays keep published events; what consumers of another database did is in theirs. A request is found by its events,
 which name its record.
 """
@@ -22,7 +22,7 @@ Tone = Literal["neutral", "good", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something that happened, or that is to come."""
+    """A past or future moment."""
 
     at_ms: int
     lane: str
@@ -33,7 +33,7 @@ class Moment:
     """The id of the event or message."""
     detail: str = ""
     error: str = ""
-    """What an exception or a broker said."""
+    """The error text of an exception or a broker."""
     link: str = ""
     to_come: bool = False
 
@@ -49,7 +49,7 @@ class TimelineMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What a template draws, and lists below."""
+    """The values of the template: the drawing, and the list below it."""
 
     moments: tuple[Moment, ...]
     lanes: tuple[str, ...]
@@ -63,12 +63,12 @@ class Timeline:
 def draw_timeline(
     events: Sequence[ListedEvent], traces: MessageTraces, records: Mapping[str, KeyView] | None = None
 ) -> Timeline:
-    """Events, the requests that they are of, by their records, and what became of them."""
-    found = list(_of_requests(events, records or {}))
-    found += [moment for event in events for moment in _of_event(event)]
-    found += map(_of_handled, traces.handled)
-    found += [moment for failed in traces.failed for moment in _of_failed(failed)]
-    moments = tuple(sorted(found, key=lambda moment: (moment.at_ms, _RANK[moment.lane.partition(" ")[0]])))
+    """The timeline of these events, their requests (by their records), and their deliveries."""
+    unsorted = list(_of_requests(events, records or {}))
+    unsorted += [moment for event in events for moment in _of_event(event)]
+    unsorted += map(_of_handled, traces.handled)
+    unsorted += [moment for failed in traces.failed for moment in _of_failed(failed)]
+    moments = tuple(sorted(unsorted, key=lambda moment: (moment.at_ms, _RANK[moment.lane.partition(" ")[0]])))
     lanes = tuple(dict.fromkeys(moment.lane for moment in moments))
     if not moments:
         return Timeline(moments=(), lanes=(), marks=())
@@ -125,9 +125,9 @@ def _of_event(event: ListedEvent) -> Iterator[Moment]:
                 link="/outbox/stuck",
             )  # fmt: skip
         case "retrying" | "delayed" if event.due_ms is not None:
-            said = "is published then" if event.state == "delayed" else f"refused {event.attempts} times, tried again"
+            text = "is published then" if event.state == "delayed" else f"refused {event.attempts} times, tried again"
             yield Moment(
-                at_ms=event.due_ms, lane="relay", what=said, tone="neutral" if event.state == "delayed" else "warn",
+                at_ms=event.due_ms, lane="relay", what=text, tone="neutral" if event.state == "delayed" else "warn",
                 event=event.id, error=event.error or "", to_come=True,
             )  # fmt: skip
         case _:

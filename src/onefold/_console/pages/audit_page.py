@@ -20,37 +20,37 @@ async def show(visit: Visit) -> Response:
     after = visit.query("after")
     if after and not (after.isascii() and after.isdecimal() and len(after) <= 18):
         raise HTTPException(400, "This is not a position in the audit: take the one that the page before links to.")
-    lines = await visit.ask(functools.partial(list_audit, after=int(after) if after else None, limit=_LINES + 1))
-    shown = [(line, line.details.get("why", ""), list(read_facts(line.details))) for line in lines[:_LINES]]
-    more = shown[-1][0].id if len(lines) > _LINES else None
-    return visit.render("audit.html", lines=shown, more=more)
+    lines = await visit.run(functools.partial(list_audit, after=int(after) if after else None, limit=_LINES + 1))
+    rows = [(line, line.details.get("why", ""), list(read_facts(line.details))) for line in lines[:_LINES]]
+    more = rows[-1][0].id if len(lines) > _LINES else None
+    return visit.render("audit.html", lines=rows, more=more)
 
 
 def read_facts(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Details of a line that say something, each as a name and a text."""
+    """The details of a line that are set, each as a name and a text."""
     for name, value in details.items():
-        if name == "filter":  # what was chosen; the consumer is told beside it
-            yield "which", say(_read_filter(value)) or "all"
-        elif name != "why" and (text := say(value)):
+        if name == "filter":  # the filter; its consumer has a column of its own
+            yield "which", write_value(_read_filter(value)) or "all"
+        elif name != "why" and (text := write_value(value)):
             yield name, text
 
 
-def _read_filter(written: Any) -> Any:
+def _read_filter(stored: Any) -> Any:
     try:
-        chosen = json.loads(written)
-    except (TypeError, ValueError):  # of a release that writes it another way
-        return written
+        chosen = json.loads(stored)
+    except (TypeError, ValueError):  # of a release with another format
+        return stored
     return {name: value for name, value in chosen.items() if name != "consumer"} if isinstance(chosen, dict) else chosen
 
 
-def say(value: Any) -> str:
-    """JSON in words, without what is not set."""
+def write_value(value: Any) -> str:
+    """JSON as text, without unset members."""
     if value is None or value is False:
         return ""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {text}" for name, each in value.items() if (text := say(each)))
+        return ", ".join(f"{name} {text}" for name, each in value.items() if (text := write_value(each)))
     if isinstance(value, list):
-        return "; ".join(text for each in value if (text := say(each)))
+        return "; ".join(text for each in value if (text := write_value(each)))
     return "yes" if value is True else str(value)
 
 

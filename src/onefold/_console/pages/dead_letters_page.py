@@ -1,5 +1,5 @@
-"""Dead letters: which there are and why, one of them and its attempts side by side, and what can be done: redrive,
-discard, skip. What is done is shown first, as a dry run."""
+"""Dead letters: the list with reasons, one message with its attempts side by side, and the actions: redrive, discard,
+skip. Each action is shown first, as a dry run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from onefold._inbox.redrive import REDRIVE_MAX, FailedMessageNotFit, Filter, can
 from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.audit import write_audit
 
-#: No further than this is anything counted: a page is quick however many there are.
+#: Counts end here: a page is quick however many there are.
 COUNT_MAX: Final = 1001
 PREVIEW_MAX: Final = 10_001
 PAGE: Final = 50
 CONSUMERS_MAX: Final = 50
 
-#: Of a traceback, before the whole of it is asked for.
+#: How much of a traceback is shown before it is unfolded.
 _FRAMES: Final = 2
 
 
@@ -64,18 +64,18 @@ class FailedAttempt:
 
 async def show_list(visit: Visit) -> Response:
     """All consumers, and the dead letters of the one that is chosen."""
-    names = await visit.ask(list_failed_consumers)
-    tallies = await visit.ask(partial(tally_failed, count_max=COUNT_MAX, consumers_max=CONSUMERS_MAX))
+    names = await visit.run(list_failed_consumers)
+    tallies = await visit.run(partial(tally_failed, count_max=COUNT_MAX, consumers_max=CONSUMERS_MAX))
     with_dead = [tally.consumer for tally in tallies if tally.dead] or names
     consumer = visit.query("consumer") or (with_dead[0] if with_dead else "")
     chosen = _read_filter(visit, consumer)
     waiting = visit.query("state") == "waiting"
     after = visit.query("after") or None
     if waiting:
-        letters = tuple(await visit.ask(partial(list_waiting, consumer=consumer, limit=PAGE)))
+        letters = tuple(await visit.run(partial(list_waiting, consumer=consumer, limit=PAGE)))
         following = None
     else:
-        page = await visit.ask(partial(list_dead, chosen=chosen, after=after, limit=PAGE))
+        page = await visit.run(partial(list_dead, chosen=chosen, after=after, limit=PAGE))
         letters, following = page.letters, page.after
     return visit.render(
         "dead_letters.html",
@@ -98,10 +98,10 @@ async def show_letter(visit: Visit) -> Response:
 
 
 async def reveal(visit: Visit) -> Response:
-    """The same with its data. That it was looked at is in the audit."""
+    """The same with its data. The access is audited."""
     consumer, message_id = visit.form.get("consumer", ""), visit.form.get("id", "")
     await _find(visit, consumer, message_id)
-    await visit.ask(
+    await visit.run(
         partial(
             write_audit, actor=visit.operator.name, action="show data", details={"id": message_id}, consumer=consumer
         )
@@ -126,7 +126,7 @@ async def start_redrive(visit: Visit) -> Response:
     settings: dict[str, Any] = {"actor": visit.operator.name, "per_second": rate, "limit": limit, "why": why}
     if chosen.ids is None:
         require_bound(chosen.until)
-    job = await visit.ask(partial(redrive, chosen=chosen, **settings))
+    job = await visit.run(partial(redrive, chosen=chosen, **settings))
     return visit.redirect(f"/dead-letters/jobs/{job.id}")
 
 
@@ -141,10 +141,10 @@ async def do_discard(visit: Visit) -> Response:
         return await _render_discard(visit, chosen, problem=ASK_WHY)
     named: dict[str, Any] = {"actor": visit.operator.name, "why": why}
     if chosen.ids is not None:
-        count = await visit.ask(partial(discard_letters, consumer=chosen.consumer, ids=chosen.ids, **named))
+        count = await visit.run(partial(discard_letters, consumer=chosen.consumer, ids=chosen.ids, **named))
     else:
         require_bound(chosen.until)
-        count = await visit.ask(partial(discard_fitting, chosen=chosen, **named))
+        count = await visit.run(partial(discard_fitting, chosen=chosen, **named))
     return visit.redirect("/dead-letters", consumer=chosen.consumer, discarded=count)
 
 
@@ -156,14 +156,14 @@ async def move_on(visit: Visit) -> Response:
         return await _render_letter(visit, consumer, message_id, problem=ASK_WHY)
     verb = skip if visit.form.get("verb") == "skip" else resume_at
     try:
-        await visit.ask(partial(verb, consumer=consumer, message_id=message_id, actor=visit.operator.name, why=why))
+        await visit.run(partial(verb, consumer=consumer, message_id=message_id, actor=visit.operator.name, why=why))
     except FailedMessageNotFit as error:
         return await _render_letter(visit, consumer, message_id, problem=str(error))
     return visit.redirect("/dead-letters/letter", consumer=consumer, id=message_id)
 
 
 async def show_jobs(visit: Visit) -> Response:
-    jobs = await visit.ask(partial(list_jobs, limit=PAGE))
+    jobs = await visit.run(partial(list_jobs, limit=PAGE))
     return visit.render("redrives.html", jobs=jobs)
 
 
@@ -176,7 +176,7 @@ async def cancel_job(visit: Visit) -> Response:
     if why is None:
         return await _render_job(visit, problem=ASK_WHY)
     try:
-        job = await visit.ask(partial(cancel, job_id=visit.param("id"), actor=visit.operator.name, why=why))
+        job = await visit.run(partial(cancel, job_id=visit.param("id"), actor=visit.operator.name, why=why))
     except FailedMessageNotFit:
         raise _missing_job(visit) from None
     return visit.redirect(f"/dead-letters/jobs/{job.id}")
@@ -184,7 +184,7 @@ async def cancel_job(visit: Visit) -> Response:
 
 async def _render_job(visit: Visit, problem: str = "") -> Response:
     try:
-        job = await visit.ask(partial(job_of, job_id=visit.param("id")))
+        job = await visit.run(partial(job_of, job_id=visit.param("id")))
     except FailedMessageNotFit:
         raise _missing_job(visit) from None
     return visit.render("redrive.html", job=job, problem=problem)
@@ -197,7 +197,7 @@ def _missing_job(visit: Visit) -> HTTPException:
 async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Response:
     chosen = await _bind(visit, chosen)
     settings: dict[str, Any] = {"dead_letter_s": 7 * DAY_S, "count_max": PREVIEW_MAX}
-    found = await visit.ask(partial(preview, chosen=chosen, **settings))
+    found = await visit.run(partial(preview, chosen=chosen, **settings))
     return visit.render(
         "redrive_confirm.html",
         chosen=chosen,
@@ -212,7 +212,7 @@ async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Re
 
 async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Response:
     chosen = await _bind(visit, chosen)
-    found = await visit.ask(partial(preview, chosen=chosen, count_max=PREVIEW_MAX))
+    found = await visit.run(partial(preview, chosen=chosen, count_max=PREVIEW_MAX))
     return visit.render(
         "discard_confirm.html",
         chosen=chosen,
@@ -224,7 +224,7 @@ async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Re
 
 
 async def _bind(visit: Visit, chosen: Filter) -> Filter:
-    """To what is there now, unless it is bound to what was there before."""
+    """Bind a filter to the present matches, unless it has a bound already."""
     return chosen if chosen.ids is not None else replace(chosen, until=await bind(visit, chosen.until))
 
 
@@ -254,7 +254,7 @@ async def _render_letter(
 
 
 async def _find(visit: Visit, consumer: str, message_id: str) -> FailedMessage:
-    letter = await visit.ask(partial(find_failed, consumer=consumer, message_id=message_id))
+    letter = await visit.run(partial(find_failed, consumer=consumer, message_id=message_id))
     if letter is None:
         raise missing(
             f"There is no failed message {message_id} of {consumer}: it was handled, discarded, or never there."
@@ -263,7 +263,7 @@ async def _find(visit: Visit, consumer: str, message_id: str) -> FailedMessage:
 
 
 def _has_order(visit: Visit, consumer: str) -> bool:
-    """Whether a message may hold up others of its key; of a consumer that is not known here it may."""
+    """Whether a message may hold up others of its key; assumed of consumers that are not known here."""
     return all(known.order != "none" for known in visit.once.consumers if known.name == consumer)
 
 
@@ -280,7 +280,7 @@ def compare_attempts(letter: FailedMessage) -> list[FailedAttempt]:
 
 
 def difference(attempts: list[FailedAttempt], first: int, second: int) -> list[tuple[str, str]]:
-    """The lines in which two attempts differ, each with what became of it: '+', '-' or ' '."""
+    """The lines in which two attempts differ, each with its mark: '+', '-' or ' '."""
     if not attempts or first == second:
         return []
     one, two = attempts[first - 1], attempts[second - 1]
@@ -289,8 +289,8 @@ def difference(attempts: list[FailedAttempt], first: int, second: int) -> list[t
 
 
 def write_data(data: bytes) -> str:
-    """The data as what it is: JSON, text, or bytes. Of much the beginning: a page of megabytes would hold up the loop
-    that it is made on, and with it the application."""
+    """The data as JSON, text, or Base64. Of large data the beginning: rendering megabytes would block the event loop,
+    and with it the application."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -307,7 +307,7 @@ def _lines(attempt: FailedAttempt) -> list[str]:
 
 
 def _chosen_pair(visit: Visit, attempts: list[FailedAttempt]) -> tuple[int, int]:
-    """Which attempts are compared: those asked for, or the last one and the last that failed in another way."""
+    """The two attempts to compare: those of the address, or the last one and the last that failed differently."""
     count = len(attempts)
     first, second = _read_number(visit.query("first")), _read_number(visit.query("second"))
     if 1 <= first <= count and 1 <= second <= count:
@@ -317,23 +317,23 @@ def _chosen_pair(visit: Visit, attempts: list[FailedAttempt]) -> tuple[int, int]
 
 
 def _read_filter(visit: Visit, consumer: str) -> Filter:
-    # Those who may not read what errors say may not search in it either.
+    # An operator who may not read errors may not search in them either.
     named = ("topic", "contains", "id") if visit.may_act else ("topic", "id")
     return _filter_of({**{name: visit.query(name) for name in named}, "consumer": consumer})
 
 
-def _filter_of(given: Any) -> Filter:
+def _filter_of(fields: Any) -> Filter:
     chosen = Filter(
-        consumer=given.get("consumer", ""),
-        topic=given.get("topic") or None,
-        reason=given.get("contains") or None,
-        until=read_bound(given),
+        consumer=fields.get("consumer", ""),
+        topic=fields.get("topic") or None,
+        reason=fields.get("contains") or None,
+        until=read_bound(fields),
     )
-    return replace(chosen, ids=(given["id"],)) if given.get("id") else chosen
+    return replace(chosen, ids=(fields["id"],)) if fields.get("id") else chosen
 
 
 def _fields_of(chosen: Filter) -> dict[str, str]:
-    """The filter as a form, or an address, has it."""
+    """The fields of a form, or an address, for this filter."""
     named = {"consumer": chosen.consumer, "topic": chosen.topic, "contains": chosen.reason}
     named["id"] = chosen.ids[0] if chosen.ids else None
     named[FIELD] = write_bound(chosen.until)
@@ -341,7 +341,7 @@ def _fields_of(chosen: Filter) -> dict[str, str]:
 
 
 def _read_number(text: str) -> int:
-    """0 where it is none."""
+    """The number; 0 for any other text."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 

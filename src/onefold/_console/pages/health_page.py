@@ -1,4 +1,4 @@
-"""Health and settings: what `onefold doctor` says, and what this console was made with."""
+"""Health and settings: the findings of `onefold doctor`, and the settings of this console."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ async def show(visit: Visit) -> Response:
     if visit.parts.knows_application:
         findings = await diagnose_application(visit.once, broker_s=_BROKER_S)
     else:
-        findings = await visit.ask(diagnose)
+        findings = await visit.run(diagnose)
     settings = {
         "onefold": onefold.__version__,
         "Application": repr(visit.once),
-        "Dialect": await visit.ask(_name_dialect),
+        "Dialect": await visit.run(_name_dialect),
         "Consumers declared": ", ".join(each.name for each in visit.once.consumers) or "none",
         "Engines of sagas": str(len(visit.parts.sagas)),
     }

@@ -46,14 +46,15 @@ async def show_list(visit: Visit) -> Response:
 
 
 async def find(visit: Visit) -> Response:
-    """From what the operator knows to the address of the key. By POST: the key stays out of addresses and logs."""
+    """Find the key that the operator describes, and redirect to its page. By POST: the key stays out of addresses and
+    logs."""
     principal, route, key = (visit.form.get(name, "").strip() for name in ("principal", "route", "key"))
     operations = _operations(visit)
     try:
         searches = plan_search(principal, route, key, operations)
     except NotSearchable as problem:
         return await _render_list(visit, problem=str(problem), typed=visit.form)
-    candidates = await visit.ask(functools.partial(find_stored, searches=searches))
+    candidates = await visit.run(functools.partial(find_stored, searches=searches))
     if len(candidates) == 1:
         [search] = candidates.values()
         return RedirectResponse(_address(visit, search), 303)
@@ -66,7 +67,7 @@ async def find(visit: Visit) -> Response:
 
 async def show_one(visit: Visit) -> Response:
     names = _names(visit)
-    found = await visit.ask(functools.partial(look_up, names=names))
+    found = await visit.run(functools.partial(look_up, names=names))
     reason = None if found.work is None else visit.error(found.work.reason)
     verdict = found.judge(_read_route(visit), reason=reason)
     key_hash = visit.query("hash")
@@ -86,11 +87,11 @@ async def show_one(visit: Visit) -> Response:
 
 
 async def reveal(visit: Visit) -> Response:
-    """The stored answer. It is an answer to one of the application's users: who looked is written down."""
+    """Show the stored answer. It belongs to one of the application's users, so the access is audited."""
     digest = read_digest(visit.form.get("key", ""))
     if digest is None or digest not in _names(visit):
         raise missing("There is no such key.")
-    record = await visit.ask(functools.partial(show_answer, digest=digest, actor=visit.operator.name))
+    record = await visit.run(functools.partial(show_answer, digest=digest, actor=visit.operator.name))
     if record is None:
         raise missing("Nothing is stored under this key any more.")
     answer = read_answer(record, visit.once._layer.reading)
@@ -105,13 +106,13 @@ async def do_erase(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
         return await _render_erase(visit, problem=ASK_WHY)
-    seen = visit.form.get("seen", "").split(" ")
-    question = functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why, seen=seen)
-    erased = await visit.ask(question)
+    stamps = visit.form.get("seen", "").split(" ")
+    make_flow = functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why, seen=stamps)
+    erased = await visit.run(make_flow)
     if not erased:
-        raise HTTPException(409, "What was to be erased is not stored any more, and nothing was done. Look again.")
+        raise HTTPException(409, "The stored answer has changed or is gone, and nothing was erased. Look again.")
     if (cached := visit.once._layer.cached) is not None:
-        await visit.ask(lambda _: cached.forget(_names(visit)))
+        await visit.run(lambda _: cached.forget(_names(visit)))
     return visit.redirect(f"/keys/{visit.param('names')}", erased=1)
 
 
@@ -124,7 +125,7 @@ async def _render_list(
     candidates: Mapping[str, str] | None = None,
 ) -> Response:
     after = visit.query("after") or None
-    page = await visit.ask(functools.partial(list_keys, after=after))
+    page = await visit.run(functools.partial(list_keys, after=after))
     routes = sorted({*_operations(visit), *(key.operation for key in page.keys)})
     return visit.render(
         "keys.html",
@@ -143,7 +144,7 @@ async def _render_list(
 
 async def _render_erase(visit: Visit, *, problem: str = "") -> Response:
     names = _names(visit)
-    keys = await visit.ask(functools.partial(find_keys, digests=names))
+    keys = await visit.run(functools.partial(find_keys, digests=names))
     if not keys:
         raise missing("Nothing is stored under this key: there is nothing to erase.")
     return visit.render("key_erase.html", names=visit.param("names"), key=_main(keys), keys=keys, problem=problem)
@@ -153,7 +154,7 @@ async def _find_trace(visit: Visit, key: KeyView | None) -> str:
     """The id of the trace that a request ran in, where its record has it and can be opened here."""
     record = None
     if key is not None and key.state != "elsewhere":
-        record = await visit.ask(functools.partial(find_head, digest=bytes.fromhex(key.id)))
+        record = await visit.run(functools.partial(find_head, digest=bytes.fromhex(key.id)))
     if record is None:
         return ""
     try:
@@ -177,7 +178,7 @@ def _read_route(visit: Visit) -> RouteKnown:
 
 
 def _main(keys: tuple[KeyView, ...]) -> KeyView:
-    """The record with the answer, or else what is there."""
+    """The record with the answer, or else the first one."""
     return next((key for key in keys if key.state == "done"), keys[0])
 
 
@@ -190,7 +191,7 @@ def _names(visit: Visit) -> tuple[bytes, ...]:
 
 
 def _operations(visit: Visit) -> dict[str, Policy]:
-    """Those of the application, where the console is mounted into it or was given it."""
+    """The operations of the application, if the console is mounted into it or runs with --app."""
     return {name: policy for known in visit.once._layer.applications for name, policy in known.operations().items()}
 
 

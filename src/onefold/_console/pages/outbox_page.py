@@ -39,11 +39,11 @@ _ACTIONS: Final[tuple[Action, ...]] = ("retry", "discard")
 
 
 async def show(visit: Visit) -> Response:
-    """What waits: per topic, and page by page."""
+    """Waiting events: per topic, and page by page."""
     destination = visit.query("topic")
-    found = await visit.ask(lambda dialect: report(dialect, count_max=COUNT_MAX, stopped_max=COUNT_MAX))
+    found = await visit.run(lambda dialect: report(dialect, count_max=COUNT_MAX, stopped_max=COUNT_MAX))
     after = visit.query("after")
-    page = await visit.ask(
+    page = await visit.run(
         lambda dialect: (
             list_waiting_for(dialect, destination, limit=LIMIT)
             if destination
@@ -67,18 +67,18 @@ async def show_key(visit: Visit) -> Response:
     found = None
     if not hint:
         after = visit.query("after")
-        found = await visit.ask(lambda dialect: look_at_key(dialect, source, topic, key, after=after, limit=LIMIT))
+        found = await visit.run(lambda dialect: look_at_key(dialect, source, topic, key, after=after, limit=LIMIT))
     return visit.render(
         "outbox_key.html", topic=topic, key=key, source=source, hint=hint, found=found, now_ms=_now(visit)
     )
 
 
 async def show_stuck(visit: Visit) -> Response:
-    """What was refused: dead letters of the outbox, and what is tried again; and how many events stand behind each."""
+    """Refused events: dead letters of the outbox, and retried ones; and how many events wait behind each."""
     kind = "retrying" if visit.query("show") == "retrying" else "dead"
     after = visit.query("after")
     list_some = list_retrying if kind == "retrying" else list_dead_events
-    page = await visit.ask(lambda dialect: list_some(dialect, after=after, limit=LIMIT))
+    page = await visit.run(lambda dialect: list_some(dialect, after=after, limit=LIMIT))
     return visit.render(
         "outbox_stuck.html", kind=kind, page=page, behind_max=BEHIND_MAX, now_ms=_now(visit), done=visit.query("done")
     )
@@ -92,9 +92,9 @@ async def trace(visit: Visit) -> Response:
     if len(name) > 512:
         problem = "A correlation id has at most 512 characters."
         return visit.render("trace.html", name="", timeline=None, cut=False, now_ms=_now(visit), problem=problem)
-    events = await visit.ask(lambda dialect: trace_events(dialect, name, limit=TRACE_MAX))
-    known = [(event.source, event.id) for event in events] or [("", name)]
-    traces = await visit.ask(lambda dialect: trace_messages(dialect, known, name, limit=TRACE_MAX))
+    events = await visit.run(lambda dialect: trace_events(dialect, name, limit=TRACE_MAX))
+    message_ids = [(event.source, event.id) for event in events] or [("", name)]
+    traces = await visit.run(lambda dialect: trace_messages(dialect, message_ids, name, limit=TRACE_MAX))
     cut = TRACE_MAX in (len(events), len(traces.handled), len(traces.failed))
     timeline = draw_timeline(events, traces, await _find_records(visit, events))
     return visit.render("trace.html", name=name, timeline=timeline, cut=cut, now_ms=_now(visit))
@@ -107,15 +107,15 @@ async def _find_records(visit: Visit, events: Sequence[ListedEvent]) -> dict[str
     found: dict[str, KeyView] = {}
     for start in range(0, len(digests), NAMES_MAX):
         some = digests[start : start + NAMES_MAX]
-        found |= {key.id: key for key in await visit.ask(functools.partial(find_keys, digests=some))}
+        found |= {key.id: key for key in await visit.run(functools.partial(find_keys, digests=some))}
     return found
 
 
-# --- what is done about what is stuck -------------------------------------------------------------------------
+# --- actions on stuck events ----------------------------------------------------------------------------------
 
 
 async def confirm(visit: Visit) -> Response:
-    """What would be done, before it is: nothing is changed here."""
+    """Show what an action would do: nothing is changed here."""
     return await _confirm(visit, visit.request.query_params)
 
 
@@ -123,7 +123,7 @@ async def _confirm(visit: Visit, given: Any, problem: str = "") -> Response:
     action, chosen = _read_action(given)
     if chosen.ids is None:
         chosen = replace(chosen, until=await bind(visit, chosen.until))
-    found = await visit.ask(lambda dialect: list_stopped(dialect, chosen, limit=COUNT_MAX))
+    found = await visit.run(lambda dialect: list_stopped(dialect, chosen, limit=COUNT_MAX))
     return visit.render(
         "outbox_confirm.html", action=action, found=found, count_max=COUNT_MAX, problem=problem,
         fields={**{name: given.get(name, "") for name in ("do", "id", "topic")}, FIELD: write_bound(chosen.until)},
@@ -132,7 +132,7 @@ async def _confirm(visit: Visit, given: Any, problem: str = "") -> Response:
 
 
 async def act(visit: Visit) -> Response:
-    """Try again, or discard, what was confirmed."""
+    """Retry or discard the confirmed events."""
     action, chosen = _read_action(visit.form)
     why = visit.reason()
     if why is None:
@@ -140,22 +140,22 @@ async def act(visit: Visit) -> Response:
     if chosen.ids is None:
         require_bound(chosen.until)
     actor = visit.operator.name
-    count = await visit.ask(lambda dialect: act_on_stopped(dialect, action, chosen, actor=actor, why=why))
+    count = await visit.run(lambda dialect: act_on_stopped(dialect, action, chosen, actor=actor, why=why))
     done = f"{'tried again' if action == 'retry' else 'discarded'}: {count}"
     return visit.redirect("/outbox/stuck", done=done)
 
 
-def _read_action(given: Any) -> tuple[Action, Chosen]:
-    asked, event_id, topic = given.get("do", ""), given.get("id", ""), given.get("topic", "")
+def _read_action(fields: Any) -> tuple[Action, Chosen]:
+    verb, event_id, topic = fields.get("do", ""), fields.get("id", ""), fields.get("topic", "")
     for action in _ACTIONS:
-        if asked == action:
+        if verb == action:
             break
     else:
         raise HTTPException(400, "Say what is to be done: retry or discard.")
     if event_id:
         return action, Chosen(ids=(event_id,))
     if topic:
-        return action, Chosen(topic=topic, dead=True, until=read_bound(given))
+        return action, Chosen(topic=topic, dead=True, until=read_bound(fields))
     raise HTTPException(400, "Say which event, or the dead letters of which topic.")
 
 

@@ -43,7 +43,7 @@ class FailedNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What the page shows."""
+    """The values of the page."""
 
     outbox: Report
     failed: FailedNow
@@ -127,7 +127,7 @@ _ORDER: Final = (
 
 
 def split_outcomes(activity: Activity) -> dict[str, list[int]]:
-    """Requests by what became of them: of those that were run, `released` left nothing behind, because they raised or
+    """Requests by outcome: of those that were run, `released` left nothing behind, because they raised or
     answered 5xx. A request that waited for its turn is run twice, and counts once."""
     outcomes = activity.by(table.REQUESTS, "outcome")
     reasons = activity.by(table.RELEASED, "reason")
@@ -177,12 +177,12 @@ def chosen_window(visit: Visit) -> str:
 async def look(visit: Visit) -> Overview:
     """All that the page shows: bounded reads."""
     window = WINDOWS[chosen_window(visit)][1](int(visit.parts.now()))
-    activity = await visit.ask(lambda dialect: read_activity(dialect, window))
+    activity = await visit.run(lambda dialect: read_activity(dialect, window))
     return Overview(
-        outbox=await visit.ask(look_at_outbox),
-        failed=await visit.ask(measure_all_failed),
-        consumers=await visit.ask(lambda dialect: look_at_consumers(dialect, count_max=COUNT_MAX)),
-        parked=len(await visit.ask(look_at_parked)),
+        outbox=await visit.run(look_at_outbox),
+        failed=await visit.run(measure_all_failed),
+        consumers=await visit.run(lambda dialect: look_at_consumers(dialect, count_max=COUNT_MAX)),
+        parked=len(await visit.run(look_at_parked)),
         activity=activity,
         plots=draw(activity),
         absorbed=list_absorbed(activity),

@@ -1,4 +1,4 @@
-"""Sagas: how they stand, all that one has done, and what a person can do about it."""
+"""Sagas: their states, the history of one, and the actions on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ async def show_list(visit: Visit) -> Response:
     state = next((each for each in STATES if each == visit.query("state")), None)
     found: list[tuple[int, SagaStatus]] = []
     for number, engine in enumerate(visit.parts.sagas):
-        found += [(number, status) for status in await _ask(engine, lambda e: e.list(state=state, limit=PAGE))]
+        found += [
+            (number, status) for status in await _run_on_engine(engine, lambda e: e.list(state=state, limit=PAGE))
+        ]
     return visit.render("sagas.html", found=found, state=state, states=STATES, engines=visit.parts.sagas, page=PAGE)
 
 
@@ -38,14 +40,14 @@ async def show_one(visit: Visit) -> Response:
 
 
 async def reveal(visit: Visit) -> Response:
-    """The same, with what its steps returned. That it was looked at is in the audit."""
+    """The same, with the results of its steps. The access is audited."""
     saga_id = visit.form.get("id", "")
-    await visit.ask(partial(write_audit, actor=visit.operator.name, action="show results", details={"saga": saga_id}))
+    await visit.run(partial(write_audit, actor=visit.operator.name, action="show results", details={"saga": saga_id}))
     return await _render_saga(visit, saga_id, visit.form.get("engine", ""), revealed=True)
 
 
 async def act(visit: Visit) -> Response:
-    """Retry it, or have it undo what it has done."""
+    """Retry or cancel the saga."""
     saga_id, number, verb = (visit.form.get(name, "") for name in ("id", "engine", "verb"))
     why = visit.reason()
     if why is None:
@@ -54,12 +56,12 @@ async def act(visit: Visit) -> Response:
         raise missing(f"There is no action {verb!r} for sagas.")
     engine, who = _engine_of(visit, number), visit.operator.name
     try:
-        await _ask(engine, lambda e: e.status(saga_id))
-        await visit.ask(partial(write_audit, actor=who, action=f"saga {verb}", details={"saga": saga_id}, why=why))
+        await _run_on_engine(engine, lambda e: e.status(saga_id))
+        await visit.run(partial(write_audit, actor=who, action=f"saga {verb}", details={"saga": saga_id}, why=why))
         if verb == "retry":
-            done = await _ask(engine, lambda e: retry_saga(e, saga_id, actor=who))
+            done = await _run_on_engine(engine, lambda e: retry_saga(e, saga_id, actor=who))
         else:
-            done = await _ask(engine, lambda e: cancel_saga(e, saga_id, actor=who, why=why))
+            done = await _run_on_engine(engine, lambda e: cancel_saga(e, saga_id, actor=who, why=why))
     except SagaUnknown as error:
         raise missing(f"{error}.") from None
     except SagaNotStopped as error:
@@ -78,7 +80,7 @@ async def _render_saga(
         return await opened.status(saga_id), await opened.history(saga_id)
 
     try:
-        status, history = await _ask(engine, look)
+        status, history = await _run_on_engine(engine, look)
     except (SagaUnknown, ConfigurationError) as error:
         raise missing(f"{error}.") from None
     return visit.render(
@@ -103,7 +105,7 @@ def _engine_of(visit: Visit, number: str) -> SagaEngine:
     return visit.parts.sagas[place]
 
 
-async def _ask(engine: SagaEngine, question: Callable[[SagaEngine], Awaitable[T]]) -> T:
+async def _run_on_engine(engine: SagaEngine, question: Callable[[SagaEngine], Awaitable[T]]) -> T:
     """Through the engine that the application has open, or, where it has none, through one that is opened to look."""
     if engine.is_open:
         return await question(engine)

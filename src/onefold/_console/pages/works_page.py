@@ -1,4 +1,4 @@
-"""Works in recorded steps that are not finished: which there are, what is recorded of one, and how it goes on."""
+"""Unfinished works in recorded steps: the list, the records of one, and the actions on it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PAGE: Final = 50
 
 
 async def show_list(visit: Visit) -> Response:
-    """The oldest first: those that are stuck are there."""
+    """Unfinished works, the oldest first: stuck ones are among these."""
     parked_only = visit.query("parked") == "1"
     place = _read_place(visit.query("after"))
-    found = await visit.ask(partial(list_works, parked_only=parked_only, after=place, limit=PAGE + 1))
+    found = await visit.run(partial(list_works, parked_only=parked_only, after=place, limit=PAGE + 1))
     works = found[:PAGE]
     following = f"{works[-1].place.created}-{works[-1].id}" if len(found) > PAGE else None
     return visit.render("works.html", works=works, parked_only=parked_only, following=following)
@@ -42,15 +42,15 @@ async def show_one(visit: Visit) -> Response:
 
 
 async def reveal(visit: Visit) -> Response:
-    """The same, with what its steps returned. That it was looked at is in the audit."""
+    """The same, with the results of its steps. The access is audited."""
     work, _ = await _find(visit)
     details = {"work": work.id, "operation": work.operation}
-    await visit.ask(partial(write_audit, actor=visit.operator.name, action="show results", details=details))
+    await visit.run(partial(write_audit, actor=visit.operator.name, action="show results", details=details))
     return await _render_work(visit, revealed=True)
 
 
 async def resume(visit: Visit) -> Response:
-    """Let it go on, with what the person found out."""
+    """Resume the work, with the outcome that the operator enters."""
     why, outcome = visit.reason(), visit.form.get("outcome", "")
     if why is None:
         return await _render_work(visit, problem=ASK_WHY)
@@ -65,7 +65,7 @@ async def resume(visit: Visit) -> Response:
             value = read_result(visit.form.get("result", ""), what="The result")
             stored = store_result(work, steps, value, _sealing_of(visit), what="The result")
         named: dict[str, Any] = {"actor": visit.operator.name, "why": why, "result": stored, "seen": call}
-        resumed = await visit.ask(partial(resume_work, work_id=work.id, again=outcome == "again", **named))
+        resumed = await visit.run(partial(resume_work, work_id=work.id, again=outcome == "again", **named))
     except (ConfigurationError, WorkNotFit) as error:
         return await _render_work(visit, problem=str(error))
     return visit.render("work_resumed.html", resumed=resumed)
@@ -79,7 +79,7 @@ async def do_release(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
         return await _render_release(visit, problem=ASK_WHY)
-    await visit.ask(partial(release, work_id=visit.param("id"), actor=visit.operator.name, why=why))
+    await visit.run(partial(release, work_id=visit.param("id"), actor=visit.operator.name, why=why))
     return visit.redirect("/works")
 
 
@@ -103,18 +103,19 @@ async def _render_release(visit: Visit, problem: str = "") -> Response:
 
 async def _find(visit: Visit) -> tuple[WorkView, list[StepView]]:
     try:
-        return await visit.ask(partial(show_work, work_id=visit.param("id")))
+        return await visit.run(partial(show_work, work_id=visit.param("id")))
     except WorkNotFit as error:
         raise missing(f"{error}.") from None
 
 
 def stamp_of(call: StepView) -> str:
-    """What tells that nothing was said of a call since a page showed it."""
+    """A stamp that changes when an outcome of the call is entered after the page was shown."""
     return f"{call.position} {call.state} {call.recorded_ms}"
 
 
 def _sealing_of(visit: Visit) -> Sealing | None:
-    """How the application seals what it records; None where the console was made of an address and does not know."""
+    """The sealing of the application's records; None where the console was made from an address and does not know
+    it."""
     return visit.once._layer.stepped().sealing if visit.parts.knows_application else None
 
 
