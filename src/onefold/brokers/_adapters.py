@@ -1,4 +1,4 @@
-"""From an address to a broker. Adapters are imported only when they are asked for; no message repeats a password."""
+"""Makes a broker from an address. Adapters are imported only when they are needed; no message repeats a password."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ADAPTERS: Final = {
     "sqs": ("sqs", "SqsBroker", "aws"),
 }
 
-#: Those that know a topic by its whole name only.
+#: Brokers without patterns of topics.
 _WITHOUT_PATTERNS: Final = {
     "kafka": "Kafka",
     "redis": "Redis",
@@ -51,7 +51,7 @@ _CLIENT_NAMES: Final = {"kafka": "", "valkey": "redis://", "valkeys": "rediss://
 
 
 def check_broker(given: object) -> None:
-    """Refuse what can never become a broker, without asking for its adapter."""
+    """Refuse a value that can never become a broker, without importing its adapter."""
     if isinstance(given, str):
         _address(given)
     elif given is not None and not callable(given):
@@ -62,8 +62,8 @@ def check_broker(given: object) -> None:
 
 
 def check_patterns(given: BrokerGiven | None, consumer: str, topics: Iterable[str]) -> None:
-    """Refuse patterns of topics where the address says that the broker has none. One that a function makes is asked
-    when the consumer starts."""
+    """Refuse patterns of topics where the address says that the broker has none. A broker that a function makes is
+    checked when the consumer starts."""
     if isinstance(given, str) and (name := _WITHOUT_PATTERNS.get(_address(given).scheme)) is not None:
         refuse_patterns(name, consumer, topics)
 
@@ -142,7 +142,7 @@ def _local(
 
 
 def broker_name(given: BrokerGiven | None) -> str:
-    """What a relay publishes to."""
+    """The name of the broker that a relay publishes to."""
     if given is None:
         return "local"
     if isinstance(given, str):

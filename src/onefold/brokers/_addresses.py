@@ -1,4 +1,4 @@
-"""Reading a broker's address when the broker is made: a wrong one is refused there, not at the first send."""
+"""Checks a broker's address when the broker is made: a wrong one is refused there, not at the first send."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ _NEVER: Final = 2**63
 
 @dataclass(slots=True)
 class ClusterHealth:
-    """What the client says of the cluster, on whichever thread it says so."""
+    """Collects the client's errors about the cluster, on whichever thread they are reported."""
 
     down: bool = False
     fatal: str | None = None
 
-    def hear(self, error: KafkaError) -> None:
+    def report(self, error: KafkaError) -> None:
         if error.fatal():
             self.fatal = str(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -49,7 +49,7 @@ class ClusterHealth:
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """One partition, for as long as it is ours. An acknowledgement is worth nothing once it has ended."""
+    """One partition, while it is assigned to this process. After that, acknowledgements have no effect."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class _Share:
     ended: bool = False
 
     def advance(self) -> None:
-        """What is to be committed: all that is acknowledged up to the first that is not."""
+        """The offset to commit: below it, everything is acknowledged."""
         while self.unsettled and self.unsettled[0] in self.acknowledged:
             offset = self.unsettled.popleft()
             self.acknowledged.remove(offset)
@@ -113,7 +113,7 @@ class KafkaSubscription:
                 "auto.offset.reset": "earliest",
                 # Partitions that stay are not taken away first: what is being worked on stays ours.
                 "partition.assignment.strategy": "cooperative-sticky",
-                "error_cb": self._health.hear,
+                "error_cb": self._health.report,
                 "on_commit": self._on_commit,
             },
         )
@@ -138,7 +138,7 @@ class KafkaSubscription:
             left_s = until - loop.time()
             if left_s <= 0:
                 return []
-            # In slices, so that who acknowledges meanwhile gets a turn. What a cancelled call has polled is kept.
+            # In slices, so that acknowledgements get a turn. Messages that a cancelled call has polled are kept.
             await self._call(partial(self._poll, limit, min(left_s, SLICE_S)))
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
@@ -146,7 +146,7 @@ class KafkaSubscription:
             await self._call(partial(self._ack, [delivery.receipt for delivery in deliveries]))
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """They wait here: Kafka can only be asked again for all of a partition from some offset on."""
+        """Keep them here: Kafka can only deliver a whole partition again, from some offset on."""
         for delivery in reversed(deliveries):
             arrival: _Arrival = delivery.receipt
             if not (arrival.waiting or arrival.settled or arrival.share.ended):
@@ -193,7 +193,7 @@ class KafkaSubscription:
         if self._consumer is None:
             return
         with suppress(BrokerUnavailable, KafkaException):
-            self._commit()  # What was acknowledged while Kafka did not answer.
+            self._commit()  # Messages that were acknowledged while Kafka did not answer.
         consumer, self._consumer = self._consumer, None
         consumer.close()
         self._lose(list(self._shares))
@@ -218,7 +218,7 @@ class KafkaSubscription:
     def _poll(self, limit: int, wait_s: float) -> None:
         assert self._consumer is not None
         if self._health.down:
-            ask(self._consumer, self._health, PROBE_S)
+            probe_cluster(self._consumer, self._health, PROBE_S)
         found = self._consumer.poll(wait_s)
         if found is not None:
             self._arrive(found)
@@ -328,7 +328,7 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         raise ConfigurationError(f"Kafka's client does not take its settings: {error.args[0]}") from error
 
 
-def ask(client: Producer | Consumer, health: ClusterHealth, patience_s: float) -> None:
+def probe_cluster(client: Producer | Consumer, health: ClusterHealth, patience_s: float) -> None:
     try:
         client.list_topics(timeout=patience_s)
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""A connection to RabbitMQ that is made when it is needed and again when it was lost, and aio-pika's errors as ours.
+"""A connection to RabbitMQ, made on demand and again when it was lost; aio-pika's errors become onefold's.
 
 Invariant: nothing here waits without a bound, and while the server is away callers get BrokerUnavailable at once.
 """
@@ -60,7 +60,7 @@ class RabbitmqConnection:
             return await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
 
     def allow(self) -> None:
-        """It may be used again after it was closed."""
+        """Allow its use again after it was closed."""
         self._shut = False
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class RabbitmqConnection:
                 f"RabbitMQ at {host}:{port} refused the login: {text_of(error)}; see the URL's user and password"
             ) from error
         except (InvalidFrameError, ConnectionNotAllowed) as error:
-            # The client does not say which: it gives up over the answer that would tell.
+            # The client does not say which: it fails at the answer that has the reason.
             raise BrokerUnavailable(
                 f"RabbitMQ at {host}:{port} has no vhost {unquote(address.path[1:]) or '/'!r}, or is not ready"
             ) from error
@@ -123,7 +123,7 @@ async def declare_exchange(channel: AbstractChannel, name: str, patience_s: floa
 
 @asynccontextmanager
 async def translate_errors(doing: str, *, but: tuple[type[Exception], ...] = ()) -> AsyncIterator[None]:
-    """The client's errors as ours, but for those that the caller can make more of."""
+    """Translate the client's errors, except those that the caller handles."""
     try:
         yield
     except asyncio.CancelledError as error:

@@ -33,7 +33,7 @@ PREFIX: Final = "cloudEvents_"
 _OTHER_PREFIX: Final = "cloudEvents:"
 #: What RabbitMQ writes into the headers of a message that it delivers again.
 _NOTES: Final = ("x-delivery-count", "x-acquired-count", "x-death", "x-first-death-", "x-last-death-")
-#: The first version that throws away what a quorum queue has delivered 20 times, unless it is told not to.
+#: The first version that drops what a quorum queue has delivered 20 times, by default.
 _DELIVERY_LIMIT_SINCE: Final = 4
 
 QueueType = Literal["quorum", "classic"]
@@ -41,7 +41,7 @@ QueueType = Literal["quorum", "classic"]
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """What arrives over one channel. Its tags mean nothing on any other: they die with it."""
+    """The deliveries of one channel. Their tags are valid on that channel only."""
 
     channel: Channel
     name: str = field(default_factory=lambda: uuid.uuid4().hex)

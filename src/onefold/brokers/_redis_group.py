@@ -132,7 +132,7 @@ class RedisSubscription:
             await self._set_idle(left, self._broker.lease_s)
 
     async def _read(self, limit: int, block_s: float) -> bool:
-        """What no member of the group was given yet. COUNT holds per stream, so a few more than asked for may come."""
+        """Entries that no member of the group has. COUNT holds per stream, so a few more than requested may come."""
         count = -(-(limit - len(self._buffer)) // len(self._keys))
         block = ("BLOCK", max(1, int(block_s * 1000))) if block_s else ()
         command = ("XREADGROUP", "GROUP", self._group, self._reader, "COUNT", count, *block)
@@ -188,7 +188,7 @@ class _Receipt:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether the server would say the same again, whenever it is asked; all else is trouble that passes."""
+    """Whether the error is permanent: the server would answer every repetition alike. All other errors pass."""
     return isinstance(error, NoPermissionError) or str(error).startswith("WRONGTYPE")
 
 

@@ -2,7 +2,7 @@
 
 Invariant: no text has a credential in it, and no error is chained to one that has. botocore quotes the endpoint, which
 may have a password, and AWS answers a wrong signature with the request's headers, the session's token among them: such
-errors are told by their names.
+errors are distinguished by their names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _THREADS: Final = 8
 _MISSING: Final = ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue")
 #: Part of each code by which SQS and KMS say that a right is missing.
 _DENIED: Final = "AccessDenied"
-#: What the same request would be told again, whenever it is made.
+#: Errors that every repetition of the same request would get.
 _FINAL: Final = frozenset(
     {
         "InvalidMessageContents",
@@ -91,8 +91,8 @@ class SqsCalls:
         client, threads = self._client, on or self._threads
         if client is None or threads is None:
             raise self.unavailable("this broker is closed; call open()")
-        asked = partial(self._ask, getattr(client, operation), parameters)
-        return await asyncio.get_running_loop().run_in_executor(threads, asked)
+        call = partial(self._call_checked, getattr(client, operation), parameters)
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -113,20 +113,20 @@ class SqsCalls:
             return MessageRefused(f"{self._name}: {why}")
         return self.unavailable(why)
 
-    def _ask(self, method: Any, parameters: Mapping[str, Any]) -> Any:
+    def _call_checked(self, method: Any, parameters: Mapping[str, Any]) -> Any:
         try:
             return method(**parameters)
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
-            told = f"{self._name}: {error.operation_name} failed: {code}"
+            message = f"{self._name}: {error.operation_name} failed: {code}"
             if code in _MISSING:
-                raise QueueMissing(told) from None
+                raise QueueMissing(message) from None
             # Of these two AWS says which parameter or right it is, after it took the signature: it quotes no header.
             if _DENIED in code:
                 raise RightMissing(f"{self._name}: {error}") from error
             if code.rpartition(".")[2] in _FINAL:
                 raise MessageRefused(f"{self._name}: {error}") from error
-            raise BrokerUnavailable(told) from None
+            raise BrokerUnavailable(message) from None
         except NoCredentialsError as error:
             raise ConfigurationError(
                 f"{self._name}: boto3 finds no credentials: set AWS_PROFILE, give the process a role, or give "

@@ -1,4 +1,5 @@
-"""What a queue of SQS says about its consumer: its name, as far as SQS allows, and its tags; or what the user says.
+"""The queues of consumers at SQS: a queue's name, as far as SQS allows, and its tags name the consumer; or the user
+does.
 
 Invariant: two consumers have two queues, whatever their names are made of.
 """

@@ -30,7 +30,15 @@ from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
 from onefold._policy.ranges import require
-from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, ClusterHealth, KafkaSubscription, ask, make_client
+from onefold.brokers._kafka_group import (
+    PREFIX,
+    PROBE_S,
+    SLICE_S,
+    ClusterHealth,
+    KafkaSubscription,
+    make_client,
+    probe_cluster,
+)
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
 __all__ = ["KafkaBroker", "Setting"]
@@ -50,13 +58,13 @@ _REQUIRED: Final[Mapping[str, Setting]] = {
     "auto.offset.reset": "earliest",
     "isolation.level": "read_committed",
 }
-#: What this adapter says itself.
+#: Settings that this adapter sets itself.
 _TAKEN: Final = frozenset(
     {"bootstrap.servers", "metadata.broker.list", "group.id", "message.timeout.ms", "delivery.timeout.ms"}
     | {"partition.assignment.strategy", "transactional.id", "test.mock.num.brokers"}
 )
 _DEFAULTS: Final[Mapping[str, Setting]] = {
-    "log_level": 0,  # What goes wrong is raised; the client's own log would repeat it every second.
+    "log_level": 0,  # Errors are raised; the client's own log would repeat them every second.
     "linger.ms": 1,
     "partitioner": "murmur2_random",  # As the Java client does: a key has one partition, from any client.
     "reconnect.backoff.ms": 50,
@@ -139,7 +147,7 @@ class KafkaBroker:
             await sender.probe(self._confirm_s)
         except BaseException:
             await self.close()
-            self._closed = False  # Who tries again without opening is told what is the matter.
+            self._closed = False  # A caller that retries without opening gets the error.
             raise
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
@@ -188,7 +196,7 @@ class KafkaBroker:
             await sender.close()
 
     async def _live_sender(self) -> _PolledProducer:
-        """The producer; another one where the last has had an error that it cannot get over."""
+        """The producer; a new one if the last had a fatal error."""
         if self._closed:
             raise _over()
         async with self._starting:
@@ -216,7 +224,7 @@ class _PolledProducer:
                 "message.timeout.ms": int(confirm_s * 1000),
                 # A topic that is not there is known not to be before the message's time is over.
                 "topic.metadata.propagation.max.ms": int(confirm_s * 500),
-                "error_cb": self.health.hear,
+                "error_cb": self.health.report,
             },
         )
         self._stopping = threading.Event()
@@ -227,7 +235,7 @@ class _PolledProducer:
     async def probe(self, patience_s: float) -> None:
         """Raises BrokerUnavailable where no broker answers."""
         assert self._producer is not None
-        await self._loop.run_in_executor(self._asking, ask, self._producer, self.health, patience_s)
+        await self._loop.run_in_executor(self._asking, probe_cluster, self._producer, self.health, patience_s)
 
     def send(self, topic: str, message: Message) -> asyncio.Future[Confirm]:
         answer: asyncio.Future[Confirm] = self._loop.create_future()
@@ -247,7 +255,7 @@ class _PolledProducer:
         return answer
 
     async def close(self) -> None:
-        """What is still waiting to be sent is given up; its callers have had their answers, or get them now."""
+        """Drop unsent messages; their callers have had their answers, or get them now."""
         self._stopping.set()
         await self._loop.run_in_executor(self._asking, self._end)
         self._asking.shutdown()

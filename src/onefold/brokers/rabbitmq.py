@@ -153,14 +153,14 @@ class RabbitBroker:
         return subscription
 
     async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
-        """What is in the queue already stays there: it cannot be told apart."""
+        """Messages in the queue stay there: they cannot be separated by topic."""
         async with self._channel(f"unsubscribing {consumer!r}") as channel:
             queue = await channel.declare_queue(self._queue(consumer), passive=True)
             for topic in topics:
                 await queue.unbind(self._exchange_name, binding_key(topic))
 
     async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
-        """AMQP lists neither queues nor what is bound to one; how long a queue is, it tells."""
+        """AMQP lists neither queues nor their bindings; only the length of a queue is known."""
         found: list[SubscriptionSeen] = []
         for name in sorted(names):
             async with self._channel(f"looking for {name!r}") as channel:

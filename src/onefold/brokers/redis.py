@@ -271,5 +271,5 @@ def is_idempotent(info: Mapping[str, Any]) -> bool:
 
 
 def _waiting(group: Mapping[str, Any]) -> int | None:
-    """What a group was given and has not acknowledged, and what it was not given yet, where the server knows that."""
+    """The number of entries that a group has not acknowledged or not received yet, if the server knows it."""
     return None if group.get("lag") is None else group["lag"] + group["pending"]

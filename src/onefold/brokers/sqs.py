@@ -180,7 +180,7 @@ class SqsBroker:
         return subscription
 
     async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
-        """What is in the queue already stays there: it cannot be told apart."""
+        """Messages in the queue stay there: they cannot be separated by topic."""
         if self._named is not None:  # its topics are what queues= says
             return
         found = await self._find(consumer)

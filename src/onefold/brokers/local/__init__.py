@@ -47,9 +47,9 @@ REMOVED_AT_ONCE: Final = 1000
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
 
-#: Where publishes of other processes are heard of, too (Postgres): each is told after its COMMIT, so that one look
-#: finds it. Further looks are for leases that have run out, and for what was told while none listened.
-PAUSE_HEARD_S: Final = 20.0
+#: The same where publishes of other processes are notified (Postgres): each after its COMMIT, so that one poll finds
+#: it. Further polls are for expired leases, and for notifications while no process listened.
+PAUSE_NOTIFIED_S: Final = 20.0
 
 
 class LocalBroker:
@@ -71,9 +71,9 @@ class LocalBroker:
         awaited: Awaited | None = None,
         news: News | None = None,
     ) -> None:
-        """A message whose process was silent for `lease_s` is given to another. `awaited` is told of topics that are
-        subscribed to for the first time, whose events wait in the outbox. `news` is shared by those that publish and
-        those that consume over one database, in one process."""
+        """A message whose process was silent for `lease_s` is given to another. `awaited` is called with topics that
+        are subscribed to for the first time, whose events wait in the outbox. `news` is shared by those that publish
+        and those that consume over one database, in one process."""
         if not 0.1 <= lease_s <= 3600:
             raise ConfigurationError(f"lease_s={lease_s} must be between 0.1 and 3600")
         self._database = database
@@ -139,11 +139,11 @@ class LocalBroker:
     async def remove(self, consumer: str) -> int | None:
         async def delete() -> int | None:
             # First nothing more is copied to it; then what waits goes, some at a time.
-            had = await Batch((self._sql.remove_subscription(consumer),))
+            removed = await Batch((self._sql.remove_subscription(consumer),))
             dropped = 0
             while some := await Batch((self._sql.remove_waiting(consumer, REMOVED_AT_ONCE),)):
                 dropped += some
-            return dropped if had or dropped else None
+            return dropped if removed or dropped else None
 
         return await self._run(delete)
 
@@ -240,11 +240,11 @@ class LocalSubscription:
         if rows:
             self._pause_s = 0.0
         if len(rows) == limit:
-            self._look_at = 0.0  # there may be more; else what comes is told, or comes with the next look
+            self._look_at = 0.0  # there may be more; else a new message is notified, or found by the next poll
         else:
             self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * self._pause_s))
             if self._broker.news.heard:
-                self._pause_s = min(PAUSE_HEARD_S, self._broker._lease_ms / 2000)
+                self._pause_s = min(PAUSE_NOTIFIED_S, self._broker._lease_ms / 2000)
             self._look_at = time.monotonic() + self._pause_s
         return rows
 

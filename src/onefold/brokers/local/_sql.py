@@ -139,7 +139,7 @@ STATEMENTS: Final = {
         until="now() + ({} * interval '1 millisecond')",
         elements="SELECT value::bigint FROM json_array_elements_text($1::text::json)",
         texts="SELECT value FROM json_array_elements_text($1::text::json)",
-        # Consumers of other processes are told in the relay's own transaction, where no business waits for it.
+        # Consumers of other processes are notified in the relay's own transaction, which no request waits for.
         deliver_all=f"""
         WITH sent AS MATERIALIZED (
             SELECT * FROM json_to_recordset($1::text::json)

@@ -248,7 +248,7 @@ class NatsBroker:
         call.settle_all(await connection.send(batch))
 
     def _read(self, answer: Any) -> Any:
-        """What became of one message: None, an error, or _UNROUTED."""
+        """The result of one message: None, an error, or _UNROUTED."""
         if not isinstance(answer, Msg):
             return answer
         if answer.headers and answer.headers.get("Status") == "503":

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from onefold.brokers.nats import _fast_publish, _publish
 from onefold.brokers.nats._publish import EncodedMessage, Refusals
 
-#: How late a lost connection is noticed where nothing tells of it.
+#: How late a lost connection is noticed without an error from the socket.
 LOOK_S: Final = 0.5
 #: So many bytes may wait for a socket that takes none, before a publish waits for it.
 _PENDING_BYTES_MAX: Final = 2_097_152
@@ -90,7 +90,7 @@ class NatsConnection:
         return self.client.is_connected
 
     def begin(self, call: PublishCall) -> str:
-        """Where the confirms of this call are to go; each adds the index of its message."""
+        """The reply subject for the confirms of this call; each adds the index of its message."""
         inbox = f"{self._inbox}.{next(self._numbers)}"
         self._calls[inbox] = call
         return inbox
@@ -115,9 +115,10 @@ class NatsConnection:
             call.settle(int(index), msg)
 
     async def _notice(self, error: Exception) -> None:
-        """What fails because of it says so; a log entry for each attempt would be noise. But a connection that the
-        server has ended is closed here, by a task of our own: before 2.15 the client closes it in its task that reads,
-        which it cancels on the way, and the socket stays open until it is collected as garbage."""
+        """Ignore the client's error: calls that fail because of it raise, and a log entry for each attempt would be
+        noise. But a connection that the server has ended is closed here, by a task of our own: before 2.15 the client
+        closes it in its task that reads, which it cancels on the way, and the socket stays open until it is collected
+        as garbage."""
         if isinstance(error, nats.errors.UnexpectedEOF) and self.alive:
             self._closing = asyncio.create_task(self.close())
             await asyncio.sleep(0)

@@ -1,12 +1,12 @@
 """What the stream keeps for consumers: their durables, made, widened, narrowed, listed and removed.
 
-Invariant: a durable has every subject that a process of its consumer has asked for, until that is unsubscribed. NATS
-replaces the filter of a durable as a whole and under no condition, so two processes that change one at a time could
-take away what the other has added. A process that changes a durable therefore holds a lock, which is a
-consumer of a name that NATS makes only once, and which NATS removes by itself if its holder dies.
+Invariant: a durable has every subject that a process of its consumer has subscribed to, until that is unsubscribed.
+NATS replaces the filter of a durable as a whole and under no condition, so two processes that change one at a time
+could take away what the other has added. A process that changes a durable therefore holds a lock, which is a consumer
+of a name that NATS makes only once, and which NATS removes by itself if its holder dies.
 
 A filter must not have two subjects of which one stands for the other (`order.*` and `order.placed`): it has the widest
-of them, and the durable's metadata all that was asked for, so that either can be unsubscribed.
+of them, and the durable's metadata all requested ones, so that either can be unsubscribed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from onefold.errors import BrokerUnavailable
 LOCK_S: Final = 5.0
 #: No name of a durable ends like this: after "=" they have hexadecimal digits.
 _LOCK: Final = "=lock"
-#: What the server answers where a consumer of that name is there already.
+#: The server's error code for an existing consumer of that name.
 _EXISTS: Final = 10148
-_ASKED: Final = "onefold-subjects"
+_REQUESTED: Final = "onefold-subjects"
 
 
 class Source(Protocol):
@@ -64,19 +64,19 @@ def filters_of(config: ConsumerConfig) -> list[str]:
 
 
 def subjects_of(config: ConsumerConfig) -> list[str]:
-    """The subjects that were asked for. The filter alone, where another than this release of onefold has set it."""
+    """The requested subjects. The filter alone, if another release of onefold has set it."""
     filters = filters_of(config)
     try:
-        asked = json.loads((config.metadata or {}).get(_ASKED, "null"))
+        requested = json.loads((config.metadata or {}).get(_REQUESTED, "null"))
     except ValueError:
         return filters
-    is_whole = isinstance(asked, list) and all(isinstance(subject, str) for subject in asked)
-    return asked if is_whole and set(widest(asked)) == set(filters) else filters
+    is_whole = isinstance(requested, list) and all(isinstance(subject, str) for subject in requested)
+    return requested if is_whole and set(widest(requested)) == set(filters) else filters
 
 
 async def widen(broker: Source, connection: NatsConnection, consumer: str, subjects: Sequence[str]) -> None:
-    """Have a durable with these subjects, and with those that it has: another process of the consumer may have asked
-    for more (a deployment under way). Most often it is there already."""
+    """Have a durable with these subjects, and with those that it has: another process of the consumer may have
+    subscribed to more (a deployment under way). Most often it is there already."""
 
     def config_for(found: ConsumerConfig | None) -> ConsumerConfig:
         return _config(broker, consumer, [*subjects, *(subjects_of(found) if found else ())])
@@ -193,12 +193,12 @@ async def _narrow(broker: Source, connection: NatsConnection, consumer: str, sub
     config = await _find(broker, connection, consumer)
     if config is None:
         return
-    had = subjects_of(config)
-    left = [subject for subject in had if subject not in subjects]
-    if not left:
+    before = subjects_of(config)
+    remaining = [subject for subject in before if subject not in subjects]
+    if not remaining:
         await connection.jetstream.delete_consumer(broker.stream, durable_name(consumer))
-    elif left != had:
-        await connection.jetstream.add_consumer(broker.stream, _filter_by(config, left))
+    elif remaining != before:
+        await connection.jetstream.add_consumer(broker.stream, _filter_by(config, remaining))
 
 
 def _config(broker: Source, consumer: str, subjects: Sequence[str]) -> ConsumerConfig:
@@ -215,15 +215,18 @@ def _config(broker: Source, consumer: str, subjects: Sequence[str]) -> ConsumerC
 
 
 def _filter_by(config: ConsumerConfig, subjects: Sequence[str]) -> ConsumerConfig:
-    asked = sorted(set(subjects))
+    requested = sorted(set(subjects))
     own = {name: value for name, value in (config.metadata or {}).items() if not name.startswith("_nats.")}
     return replace(
-        config, filter_subject=None, filter_subjects=widest(asked), metadata={**own, _ASKED: json.dumps(asked)}
+        config,
+        filter_subject=None,
+        filter_subjects=widest(requested),
+        metadata={**own, _REQUESTED: json.dumps(requested)},
     )
 
 
 def _is_like(found: ConsumerConfig, wanted: ConsumerConfig) -> bool:
-    """Whether what we would set is set."""
+    """Whether a durable has the settings that we would make."""
     settings = ("description", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
     return set(subjects_of(found)) == set(subjects_of(wanted)) and all(
         getattr(found, setting) == getattr(wanted, setting) for setting in settings

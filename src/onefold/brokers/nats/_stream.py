@@ -12,7 +12,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 
 from onefold.errors import ConfigurationError
 
-#: What a stream that onefold has made says in its metadata. Only such a stream is trimmed unasked: one of an operator's
+#: The metadata of a stream that onefold has made. Only such a stream is trimmed by default: one of an operator's
 #: own may be kept for replays.
 _MARK: Final = {"created-by": "onefold"}
 
@@ -41,7 +41,7 @@ def covers(subjects: Sequence[str] | None, prefix: str) -> bool:
 
 
 def check(config: StreamConfig, prefix: str) -> None:
-    """Refuse what could lose a message, or could not tell that it has one already."""
+    """Refuse a stream that could lose a message, or could not detect a duplicate."""
     limits = {"max_msgs": config.max_msgs, "max_bytes": config.max_bytes}
     limited = {name: value for name, value in limits.items() if (value or -1) > 0}
     per_subject = config.max_msgs_per_subject > 0

@@ -24,7 +24,7 @@ from onefold.errors import BrokerUnavailable, ConfigurationError
 _ACK: Final = b"+ACK"
 _GIVE_BACK: Final = b"-NAK"
 _KEEP: Final = b"+WPI"
-#: What the server answers where a consumer of that name is there whose settings cannot become ours.
+#: The server's error code for an existing consumer whose settings cannot be changed to ours.
 _NOT_MADE: Final = 10012
 
 
@@ -42,7 +42,7 @@ class NatsSubscription:
         self._replies = ""
         self._came = asyncio.Event()
         self._buffer: deque[tuple[float, Msg]] = deque()
-        self._asked: dict[str, Msg | None] = {}
+        self._requests: dict[str, Msg | None] = {}
         self._unsettled: set[str] = set()
         self._numbers = itertools.count()
         self._seen = 0
@@ -95,14 +95,14 @@ class NatsSubscription:
         await self._settle(deliveries, _GIVE_BACK)
 
     async def keep(self, deliveries: Sequence[Delivery]) -> None:
-        await self._say([delivery.receipt for delivery in deliveries], _KEEP)
+        await self._send_verdict([delivery.receipt for delivery in deliveries], _KEEP)
 
     async def close(self) -> None:
         if self._connection is None or not self._connection.alive:
             return
         await self._detach()
         with suppress(BrokerUnavailable, *TROUBLE):
-            await self._say([*self._unsettled, *(msg.reply for _, msg in self._buffer)], _GIVE_BACK)
+            await self._send_verdict([*self._unsettled, *(msg.reply for _, msg in self._buffer)], _GIVE_BACK)
         self._unsettled.clear()
         self._buffer.clear()
 
@@ -113,18 +113,18 @@ class NatsSubscription:
             await self._inbox.unsubscribe()
 
     async def _pull(self, connection: NatsConnection, batch: int, wait_s: float) -> None:
-        """Ask for so many, and wait until they are here or the server says that there are no more."""
+        """Request so many messages, and wait until they are here or the server has no more."""
         reply = f"{self._replies}.{next(self._numbers)}"
         request: dict[str, object] = (
             {"batch": batch, "expires": int(wait_s * 1e9)} if wait_s else {"batch": batch, "no_wait": True}
         )
         stream, wanted = self._broker.stream, len(self._buffer) + batch
         deadline = time.monotonic() + wait_s + self._broker.confirm_s
-        self._asked[reply] = None
+        self._requests[reply] = None
         try:
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self._name}"
             await connection.client.publish(subject, json.dumps(request).encode(), reply=reply)
-            while len(self._buffer) < wanted and self._asked[reply] is None:
+            while len(self._buffer) < wanted and self._requests[reply] is None:
                 if not connection.alive or time.monotonic() > deadline:
                     raise self._broker.unavailable("the connection was lost" if not connection.alive else "no answer")
                 self._came.clear()
@@ -133,7 +133,7 @@ class NatsSubscription:
         except TROUBLE as error:
             raise self._broker.unavailable(error) from error
         finally:
-            status = self._asked.pop(reply, None)
+            status = self._requests.pop(reply, None)
         headers = (status.headers if status else None) or {}
         if headers.get("Status", "408") not in ("404", "408"):
             await self._detach()  # the consumer may be gone: make it again
@@ -142,8 +142,8 @@ class NatsSubscription:
     async def _arrive(self, msg: Msg) -> None:
         if msg.reply:
             self._buffer.append((time.monotonic(), msg))
-        elif msg.subject in self._asked:  # one that was cancelled is not waited for
-            self._asked[msg.subject] = msg
+        elif msg.subject in self._requests:  # one that was cancelled is not waited for
+            self._requests[msg.subject] = msg
         self._came.set()
 
     def _delivery(self, msg: Msg) -> Delivery:
@@ -167,11 +167,11 @@ class NatsSubscription:
 
     async def _settle(self, deliveries: Sequence[Delivery], verdict: bytes) -> None:
         receipts = [delivery.receipt for delivery in deliveries]
-        await self._say(receipts, verdict)
+        await self._send_verdict(receipts, verdict)
         self._unsettled.difference_update(receipts)
 
-    async def _say(self, receipts: Sequence[str], verdict: bytes) -> None:
-        """Returns when the server has heard it. Should it forget, the message comes again."""
+    async def _send_verdict(self, receipts: Sequence[str], verdict: bytes) -> None:
+        """Send a verdict on deliveries, and wait until the server has it. Should it forget, the message comes again."""
         if not receipts:
             return
         connection = await self._broker.connect()

@@ -22,7 +22,7 @@ from onefold.brokers.webhook._slow_endpoints import SlowEndpoints
 from onefold.errors import BrokerUnavailable, ConfigurationError, KeyInFlight, MessageRefused, StoreError
 
 _TRANSIENT: Final = frozenset({408, 425, 429})
-#: The status of an endpoint that is to be asked no more.
+#: The status of an endpoint that wants no more requests.
 _GONE: Final = 410
 _PROBLEM: Final = "application/problem+json"
 #: Headers that belong to the request, and not to what it carries.
@@ -170,7 +170,7 @@ class WebhookBroker:
         if slow.has_taken(name, message.id):
             return None
         if name in slow:
-            return await slow.ask(name, message.id, partial(self._request, endpoint, message))
+            return await slow.send(name, message.id, partial(self._request, endpoint, message))
         async with self._turns:
             if name in slow:  # that was found out while this waited for its turn
                 return slow.unavailable(name)
@@ -182,7 +182,7 @@ class WebhookBroker:
             headers, body = write_structured(message)
             keys = self._keys if endpoint.secret is None else read_keys(endpoint.secret)
             headers |= sign(keys, ascii_only(message.id), body, now_s=self._wall_s())
-            confirm, gone = await self._ask_endpoint(endpoint.url, headers, body)
+            confirm, gone = await self._send_to_endpoint(endpoint.url, headers, body)
         except Exception as error:  # a bad secret, a mistake of the sender's: the others must have their answers
             confirm = MessageRefused(f"sending to endpoint {endpoint.name} failed: {type(error).__name__}: {error}")
             gone = False
@@ -191,8 +191,8 @@ class WebhookBroker:
             self._directory.note_answer(endpoint.name, confirm, gone=gone)
         return confirm
 
-    async def _ask_endpoint(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[Confirm, bool]:
-        """What the endpoint makes of it, and whether it says that it is gone for good."""
+    async def _send_to_endpoint(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[Confirm, bool]:
+        """Send to an endpoint: its confirm, and whether the endpoint is gone for good."""
         try:
             async with asyncio.timeout(self._confirm_s):
                 answer = await self._sender()("POST", url, headers, body, self._confirm_s)
@@ -217,10 +217,10 @@ def _verdict(where: str, answer: EndpointAnswer) -> Confirm:
     status = answer.status
     if 200 <= status < 300:
         return None
-    said = f"{where} answered {status}"  # not its body: that may repeat what was sent, and errors are kept and logged
+    message = f"{where} answered {status}"  # without its body, which may repeat secrets
     if status >= 500 or status in _TRANSIENT or _in_flight(answer):
-        return BrokerUnavailable(said)
-    return MessageRefused(said)
+        return BrokerUnavailable(message)
+    return MessageRefused(message)
 
 
 def _in_flight(answer: EndpointAnswer) -> bool:

@@ -1,4 +1,4 @@
-"""The endpoints of the database as a broker sees them: read again every second, and told how they fare."""
+"""The endpoints of the database, for a broker: read again every second, and updated with the results of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onefold.errors import StoreError
 
 T = TypeVar("T")
 
-#: For how long what was read may be believed.
+#: How long the endpoints read are valid.
 FRESH_S: Final = 1.0
 
 _log = logging.getLogger("onefold.relay")
@@ -76,8 +76,8 @@ class Directory:
             fared.gone = fared.gone or gone
 
     async def note(self) -> None:
-        """Write down how the endpoints fared, where that changes something. It is said after what was sent, which must
-        not be sent again because of it: what the database does not take now is noted after the next round."""
+        """Write changed results of endpoints to the database, after the round's confirms. An error must not cause a
+        repetition of the round: results that the database does not take now are written after the next round."""
         if self.database is None:
             self._fared.clear()
             return

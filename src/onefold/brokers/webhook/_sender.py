@@ -71,9 +71,11 @@ class HttpxSender:
     ) -> EndpointAnswer:
         """The answer to a request of this `method` to this `url`, with these `headers` and this `body`, within
         `timeout_s`."""
-        asked = {**headers, "accept-encoding": "identity"}
+        sent_headers = {**headers, "accept-encoding": "identity"}
         try:
-            async with self._client.stream(method, url, headers=asked, content=body, timeout=timeout_s) as response:
+            async with self._client.stream(
+                method, url, headers=sent_headers, content=body, timeout=timeout_s
+            ) as response:
                 start = b""
                 async for chunk in response.aiter_raw():
                     start += chunk
@@ -113,7 +115,7 @@ class PublicAddressesOnly(httpx.AsyncBaseTransport):
             httpx.Request(
                 request.method,
                 request.url.copy_with(host=address),
-                headers=request.headers,  # with the Host that was asked for
+                headers=request.headers,  # with the Host of the request
                 stream=request.stream,
                 extensions=extensions,
             )

@@ -105,7 +105,7 @@ def _check_time(stamp: str, now_s: float, tolerance_s: float) -> None:
 
 
 def _check_agreement(headers: Mapping[str, str], webhook_id: str, body: bytes) -> None:
-    """What says the same thing elsewhere must say the same."""
+    """Check that copies of the id elsewhere in the request are equal to the signed one."""
     key = headers.get("idempotency-key")
     if key is not None and key not in (_quote(webhook_id), webhook_id):
         raise MessageUnreadable(
