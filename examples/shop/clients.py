@@ -24,7 +24,7 @@ REQUESTS_MAX = 200
 
 @dataclass(kw_only=True)
 class Intent:
-    """One order that somebody wants, and what they were told about it. Its correlation id is the same everywhere."""
+    """One order of a customer, and the answers to it. Its correlation id is the same everywhere."""
 
     key: str
     cart: str
@@ -71,7 +71,7 @@ class Customers:
         wish: Body = {"cart": intent.cart, "card": intent.card, "amount": intent.amount}
         if self._random.random() < 0.05:
             # Asks once, hardly waits for the answer, and never comes back.
-            await self._ask(client, intent, "/orders", wish, patience_s=0.005)
+            await self._post(client, intent, "/orders", wish, patience_s=0.005)
             intent.abandoned = not intent.answers
             return
         await self._until_answered(client, intent, "/orders", wish)
@@ -80,7 +80,7 @@ class Customers:
         if self._random.random() < 0.1:
             # The key once more, and then the cart, for something else: mistakes, which must not become an order.
             for key in (intent.key, self._make_id()):
-                await self._ask(client, intent, "/orders", {**wish, "amount": intent.amount + 1}, key=key)
+                await self._post(client, intent, "/orders", {**wish, "amount": intent.amount + 1}, key=key)
 
     async def _try_another_card(self, client: httpx.AsyncClient, intent: Intent) -> None:
         """Look at the order until its card is declined, then offer another one."""
@@ -109,7 +109,7 @@ class Customers:
                 # One in ten is impatient: it goes away, not knowing what became of its request, and asks again.
                 patience_s = 0.01 if self._random.random() < 0.1 else 10.0
                 key = self._make_id() if is_forgetful else intent.key
-                answer = await self._ask(client, intent, path, body, patience_s, key=key)
+                answer = await self._post(client, intent, path, body, patience_s, key=key)
                 if answer is not None and answer.is_success:
                     return
                 await asyncio.sleep(self._random.uniform(0, wait_s))
@@ -117,7 +117,7 @@ class Customers:
 
         await asyncio.gather(*(one_place(number) for number in range(self._random.choice((1, 2, 3)))))
 
-    async def _ask(
+    async def _post(
         self,
         client: httpx.AsyncClient,
         intent: Intent,

@@ -213,7 +213,7 @@ def run(plan: Plan, console: Console) -> int:
         found = asyncio.run(under_fire(plan, shop, customers, wanted))
         books, sent = asyncio.run(ledger.read(shop.databases)), asyncio.run(parcels.read(shop.databases))
         found += shop.processes.failures() + ledger.faults(customers.intents, books) + parcels.faults(wanted, sent)
-        console.print(ledger.table(customers, books, sent, ledger.told(shop.events), shop.killable))
+        console.print(ledger.table(customers, books, sent, ledger.count_events(shop.events), shop.killable))
         for fault in found[:FAULTS_SHOWN_MAX]:
             console.print(fault, style="red", soft_wrap=True, markup=False, highlight=False)
         console.print(

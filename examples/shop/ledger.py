@@ -137,8 +137,8 @@ def _by_order(entries: Sequence[Entry]) -> dict[str, list[str]]:
     return found
 
 
-def told(directory: Path) -> Counter[str]:
-    """How often each process told of each event: "payments Duplicate", "processor Claimed replay"."""
+def count_events(directory: Path) -> Counter[str]:
+    """How often each process emitted each event: "payments Duplicate", "processor Claimed replay"."""
     counts: Counter[str] = Counter()
     for file in directory.glob("*.jsonl"):
         service = file.name.partition("-")[0]

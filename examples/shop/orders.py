@@ -1,8 +1,8 @@
-"""Orders: the API that customers call. An order and the event that tells of it are one transaction.
+"""Orders: the API that customers call. An order and its event are one transaction.
 
 uvicorn examples.shop.orders:app              the API
 onefold relay examples.shop.orders:once       publishes its events
-onefold consume examples.shop.orders:once     hears what became of the orders
+onefold consume examples.shop.orders:once     gets the outcomes of the orders
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ once = AsyncOnefold(
 
 @asynccontextmanager
 async def measure(_: FastAPI) -> AsyncIterator[None]:
-    """The API itself tells what waits in its outbox: a relay that does not run tells nothing."""
+    """The API itself reports what waits in its outbox: a relay that does not run reports nothing."""
     async with once.measuring(every_s=MEASURE_S):
         yield
 

@@ -77,8 +77,8 @@ class Process:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has said so once more since it was started."""
-        return self._said().count(self._ready) >= self._starts
+        """Whether its log says so once more since its last start."""
+        return self._read_log().count(self._ready) >= self._starts
 
     def ask_to_stop(self) -> None:
         if self._running is not None:
@@ -94,13 +94,13 @@ class Process:
             self._running.wait()
 
     def ended_by_itself(self) -> str | None:
-        """How, and what it last said. Nothing but the demo ends a process of the shop."""
+        """How it ended, with the end of its log; None: it runs. Only the demo ends a process of the shop."""
         if self._running is None or self._running.poll() is None:
             return None
-        last = self._said().splitlines()[-10:]
+        last = self._read_log().splitlines()[-10:]
         return "\n".join([f"the process {self.name!r} ended with code {self._running.returncode}:", *last])
 
-    def _said(self) -> str:
+    def _read_log(self) -> str:
         return self._log.read_text(errors="replace")
 
 
@@ -143,7 +143,7 @@ class Processes:
         return [failure for process in self.all if (failure := process.ended_by_itself())]
 
     async def wait_until_up(self) -> None:
-        """All of them. A process that ended instead is told of in the end."""
+        """Wait until all are up. A process that ended instead is reported at the end."""
         give_up_at = time.monotonic() + START_S_MAX
         while not all(process.is_up for process in self.all) and not self.failures():
             if time.monotonic() > give_up_at:
@@ -165,7 +165,7 @@ class Processes:
 
 
 def free_url() -> str:
-    """An address on this machine that nobody listens at."""
+    """An address on this machine with no listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"

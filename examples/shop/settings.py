@@ -58,7 +58,7 @@ def serve_metrics(app: FastAPI) -> None:
 
 
 def listeners(service: str) -> list[Listener]:
-    """What onefold tells of this process becomes metrics; with SHOP_EVENTS, also a file of its own in that directory,
+    """onefold's events of this process become metrics; with SHOP_EVENTS, also a file of its own in that directory,
     one JSON object per line."""
     directory = os.environ.get("SHOP_EVENTS")
     if directory is None:

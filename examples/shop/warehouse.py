@@ -44,7 +44,7 @@ processor = httpx.AsyncClient(
     headers={"Correlation-Id": "warehouse"},
 )
 
-#: The processor stumbles often, and is asked again soon.
+#: The processor fails often, and is called again soon.
 PATIENT = RetryPolicy(attempts_max=20, backoff=Backoff(transient_base_s=0.05, throttled_base_s=0.05, cap_s=0.5))
 SOON = Backoff(transient_base_s=0.5, throttled_base_s=0.5, cap_s=1.0)
 
