@@ -131,8 +131,8 @@ class OtelSpan:
 
     @_report_failures
     def fail(self, error: BaseException | str) -> None:
-        told = error if isinstance(error, str) else type(error).__name__
-        self._span.set_attribute("error.type", told)
+        text = error if isinstance(error, str) else type(error).__name__
+        self._span.set_attribute("error.type", text)
         self._span.set_status(Status(StatusCode.ERROR))
 
     @_report_failures

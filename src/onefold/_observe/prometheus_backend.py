@@ -1,8 +1,8 @@
 """Metrics for Prometheus, by prometheus_client. Works in its multiprocess mode, too.
 
-What a request tells is held until Prometheus asks (recorder.py): all metrics are one collector of the registry, which
-has them moved before it shows them. In multiprocess mode another process may be asked, and reads what this one has
-written: nothing is held there.
+The events of requests are held until Prometheus scrapes (recorder.py): all metrics are one collector of the registry,
+which has them moved before it shows them. In multiprocess mode another process may be scraped, and reads what this one
+has written: nothing is held there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The listener that moves instruments: the same for each backend, which only binds a series to a function.
 
-A series is bound when its labels are seen first; from then on an event costs a look-up and the backend's own call. What
-every request tells is looked up once for all of its series, by what decides their labels (LABELLED_BY). A label that
-has taken `values_max` values takes no more: what comes after that counts as "other", and is logged once.
+A series is bound when its labels are seen first; from then on an event costs a look-up and the backend's own call. The
+events of every request are looked up once for all of their series, by the fields of their labels (LABELLED_BY). A label
+with `values_max` values takes no more: further values count as "other", which is logged once.
 
-Where the numbers are asked for, as Prometheus does, a request need not wait for them to be moved: HoldingRecorder keeps
-its events, and moves many at once. Between two statements of a request the code that moves them is in no cache of the
+Where the numbers are pulled, as by Prometheus, a request need not wait for their update: HoldingRecorder holds its
+events, and applies many at once. Between two statements of a request the code that moves them is in no cache of the
 processor, and takes several times what it takes in a loop.
 """
 
@@ -40,11 +40,11 @@ _log = logging.getLogger("onefold.metrics")
 
 
 class Backend(Protocol):
-    """Where numbers go."""
+    """The destination of the numbers."""
 
     def bind(self, instrument: Instrument, labels: Labels) -> Record:
-        """What adds values to a counter, sets a gauge to the last of them, or puts each into a histogram, for these
-        labels."""
+        """A function that adds values to a counter, sets a gauge to the last of them, or puts each into a histogram,
+        for these labels."""
         ...
 
 
@@ -55,7 +55,7 @@ class Recorder:
         series = {move.instrument: _SeriesOf(backend, move.instrument, values_max)
                   for moves in MOVES.values() for move in moves}  # fmt: skip
         self._readers: dict[type, Callable[[Any], None]] = {}
-        #: By the kind of event, for those that every request tells.
+        #: By the kind of event, for those of every request.
         self._moves: dict[type, _EventMoves] = {}
         for kind, moves in MOVES.items():
             pairs = [(move, series[move.instrument]) for move in moves]
@@ -75,11 +75,11 @@ class Recorder:
         moves.perform(moves.labelled_by(event), (event,))
 
     def catch_up(self) -> None:
-        """Move the numbers by all events that were told until now."""
+        """Update the numbers by all events so far."""
 
 
 class HoldingRecorder(Recorder):
-    """Holds what every request tells until the numbers are asked for, or there are about HELD_MAX events, and moves
+    """Holds the events of every request until the numbers are pulled, or there are about HELD_MAX events, and moves
     counters and histograms by all of them together.
 
     An event that is held is lost with its process, as all numbers of Prometheus are. No lock is taken for it: a deque
@@ -142,7 +142,7 @@ class _SeriesOf:
         self._instrument = instrument
         self._values_max = values_max
         self._values: tuple[set[str], ...] = tuple(set() for _ in instrument.labels)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._lock = Lock()
         self.bound: dict[Labels, Record] = {}
 
@@ -169,8 +169,8 @@ class _SeriesOf:
         if len(seen) < self._values_max:
             seen.add(value)
             return value
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._logged:
+            self._logged.add(name)
             _log.warning(
                 "metric %s has %d values of %s: further ones are counted as %r",
                 self._instrument.name, self._values_max, name, OTHER,

@@ -21,7 +21,7 @@ _TIMED_OUT = Unanswered(maybe_sent=True, timed_out=True)
 
 
 class SimulatedCall:
-    """What a user asked for: its attempts, the second it began in, and the budget that follows them, if one does."""
+    """A user's call: its attempts, the second it began in, and the budget that follows them, if one does."""
 
     __slots__ = ("attempts", "rival", "second")
 
@@ -114,7 +114,7 @@ class Clients:
             self.on_refusal(attempt, _TIMED_OUT)
 
     def on_answer(self, attempt: SimulatedAttempt) -> None:
-        """The server did what it was asked, in time."""
+        """The server served the call in time."""
         now = self._events.now
         attempt.wanted = False
         call = attempt.call

@@ -219,13 +219,13 @@ def run(
     entrants: Sequence[Entrant],
     seed: int,
     effort: Effort,
-    tell: Callable[[int, int, str], None] = lambda done, total, what: None,
+    on_cell: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Storm:
-    """Run all experiments. `tell` hears what is begun: how many cells are done, of how many, and which comes."""
+    """Run all experiments. `on_cell` is called before each cell: how many are done, of how many, and its name."""
     found: list[Failures | ServerStall | Overload] = []
     cells = list(_cells(entrants, seed, effort))
     for number, (what, cell) in enumerate(cells):
-        tell(number, len(cells), what)
+        on_cell(number, len(cells), what)
         found.append(cell())
     return Storm(
         seed=seed,

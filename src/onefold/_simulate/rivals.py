@@ -14,7 +14,7 @@ from onefold._policy.outcome import Outcome, Unanswered
 
 
 class Rival:
-    """A budget that follows every attempt. Each method is told of one moment in the life of a call."""
+    """A budget that follows every attempt. Each method is called at one moment in the life of a call."""
 
     def begin(self, call: object, now: float) -> None:
         """A call makes its first attempt."""
@@ -27,10 +27,10 @@ class Rival:
         raise NotImplementedError
 
     def succeed(self, now: float) -> None:
-        """Told by the policy; `end` has told it already."""
+        """Called by the policy; `end` has reported it already."""
 
     def give_back(self, tokens: int, now: float) -> None:
-        """Told by the policy; `end` has told it already."""
+        """Called by the policy; `end` has reported it already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class ServerConfig:
     queue_most: float = inf
     """A request that finds so many waiting is refused."""
     drops_expired: bool = False
-    """It is told deadlines, and does not begin work whose caller has given up."""
+    """It gets deadlines, and does not begin work whose caller has given up."""
     refusal_cost: float = 0.0
     """What it costs a worker to refuse a request, as a share of serving one."""
     shedding: Shedding | None = None
@@ -117,7 +117,7 @@ class Server:
 
 
 class SheddingServer(Server):
-    """A server behind the admission queue of `_http.shedding`. It is not told that a client has hung up."""
+    """A server behind the admission queue of `_http.shedding`. It does not notice that a client has hung up."""
 
     def __init__(
         self,

@@ -205,7 +205,7 @@ class _PlayedContract:
         return self.sender.read(await Call(lambda: self.sender.send(key, body)))
 
     async def _retry(self, key: str) -> _PlayedAnswer:
-        """As clients do: 409 is asked again. A server notices a moment later that a connection is gone, and its locks
+        """Retry a 409, as clients do. A server notices a moment later that a connection is gone, and its locks
         with it."""
         give_up_at = await Now() + _PATIENCE_S
         while (answer := await self._send(key)).status == 409 and await Now() < give_up_at:

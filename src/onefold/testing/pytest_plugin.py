@@ -1,6 +1,6 @@
 """Fixtures for the tests of an application: `pytest_plugins = ["onefold.testing.pytest_plugin"]` in its conftest.py.
 
-It is asked for by name: as an entry point it would be imported, with all of onefold, by every run of pytest of those
+It is enabled by name: as an entry point it would be imported, with all of onefold, by every run of pytest of those
 who have onefold installed.
 """
 

@@ -29,7 +29,7 @@ QUARTER_DAY_S: Final = 6 * HOUR_S
 #: Each count is kept in spans of each of these lengths. A plot of any time reads about as many spans as another.
 SPANS_S: Final = (MINUTE_S, HOUR_S, QUARTER_DAY_S)
 
-#: Histograms are not kept, nor what a look at the tables tells by itself.
+#: Histograms are not kept, nor numbers that a query of the tables gives.
 KEPT: Final = (
     table.REQUESTS, table.RELEASED, table.DUPLICATES, table.COMPLETIONS,
     table.MESSAGES, table.REDRIVES, table.FAILED_MESSAGES,
@@ -100,7 +100,7 @@ class ActivityCounts:
         return raise_to
 
     def take(self, now_s: int) -> list[Count]:
-        """What is to be written now. It stays until it is said to be `written`."""
+        """The counts to write now. They stay until `written` is called."""
         with self._lock:
             for span_s in SPANS_S:
                 self._merge((span_s, now_s - now_s % span_s))

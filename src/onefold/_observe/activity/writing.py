@@ -1,6 +1,6 @@
 """Writing the activity history: a listener that counts, and what writes the counts every few seconds beside it.
 
-Nothing is written where events are told of, which is inside of requests. On threads a daemon thread writes; on asyncio
+Nothing is written where events are emitted, which is inside of requests. On threads a daemon thread writes; on asyncio
 a timer of the event loop, which is set by the first event after a write: what is idle writes nothing.
 
 Failure windows. A database that is away costs a warning when it goes, and counts only when it is away for long. A
@@ -54,7 +54,7 @@ async def forget_activity(dialect: str, *, limit: int = AT_ONCE, batches_max: in
         gone = 0
         for span_s, keep_s in KEPT_S.items():
             for _ in range(batches_max):
-                # A batch tells the count of its last step, and COMMIT has none: so this one commits by itself.
+                # A batch returns the count of its last step, and COMMIT has none: so this one commits by itself.
                 deleted = await Batch((sql.forget(span_s, keep_s, limit),))
                 gone += deleted
                 if deleted < limit:
@@ -165,8 +165,8 @@ def _close_at_exit(activity: ref[ThreadActivity]) -> None:
 
 
 class TaskActivity(_ActivityWriter):
-    """A listener for asyncio: a timer of the event loop on which events are told of writes what was counted. What is
-    told of on other threads is counted, and written with it."""
+    """A listener for asyncio: a timer of the event loop on which events are emitted writes the counts. Events of other
+    threads are counted, and written with them."""
 
     def __init__(self, database: AsyncDatabase[Any], *, every_s: float = EVERY_S) -> None:
         super().__init__(database.dialect, every_s)

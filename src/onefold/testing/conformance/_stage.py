@@ -57,7 +57,7 @@ class Subject:
     execute: Callable[[Any, str], Any]
     """Execute SQL on the handle."""
     nested: Callable[[Any, str, bool], Any]
-    """Execute SQL in the handle's own nested transaction; where told to fail, make that one roll back."""
+    """Execute SQL in the handle's own nested transaction; with True, make that one roll back."""
     commit: Callable[[Any], Any]
     """What a handler must not do: commit the transaction by itself. May raise."""
     connections_max: int | None = None

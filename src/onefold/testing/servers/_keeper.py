@@ -1,4 +1,4 @@
-"""The keeper: the small process between a private server and the process that asked for it.
+"""The keeper: the small process between a private server and the process that started it.
 
 Invariant: nothing of a server outlives its owner, however the owner ends: no process, no directory, no shared memory.
 
@@ -36,7 +36,7 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 class Orders(TypedDict):
-    """What a keeper is told when it starts. Later a SIGTERM tells it to kill its server, a SIGINT to shut it down."""
+    """The orders of a keeper at its start. Later a SIGTERM has it kill its server, a SIGINT shut it down."""
 
     owner: int
     directory: str

@@ -186,8 +186,8 @@ def find_installation(version: int, *, wheel: Path | None, system: Iterable[Path
     found: dict[int, Path] = {}
     for programs in system:
         if all((programs / name).is_file() for name in ("initdb", "postgres", "psql")):
-            said = subprocess.run([programs / "postgres", "--version"], capture_output=True, check=False)
-            if major := re.search(rb" (\d+)", said.stdout):
+            completed = subprocess.run([programs / "postgres", "--version"], capture_output=True, check=False)
+            if major := re.search(rb" (\d+)", completed.stdout):
                 found[int(major[1])] = programs
     if not found:
         raise ServerUnavailable(

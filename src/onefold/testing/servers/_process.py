@@ -73,7 +73,7 @@ class PrivateServer:
         self._home: _Home | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         # Loopback is open to every account of the machine, so each server wants a password, which is in its address.
-        # It reaches the server in a file, by `write_secret`: commands, and so what a keeper is told, are read by all.
+        # It reaches the server in a file, by `write_secret`: every user can read command lines, and so a keeper's.
         self._password = secrets.token_hex(16)
 
     # What a server's module says of it
@@ -330,15 +330,15 @@ def converse(port: int, question: bytes, ending: bytes | None) -> bytes:
 
 def get(port: int, path: str) -> str:
     """The body of what the server on this port answers to an HTTP GET with 200, else nothing."""
-    return _ask(port, f"GET {path} HTTP/1.1", "")
+    return _request(port, f"GET {path} HTTP/1.1", "")
 
 
 def post(port: int, path: str, body: str) -> str:
     """The same of a POST of JSON."""
-    return _ask(port, f"POST {path} HTTP/1.1\r\nContent-Type: application/json", body)
+    return _request(port, f"POST {path} HTTP/1.1\r\nContent-Type: application/json", body)
 
 
-def _ask(port: int, question: str, body: str) -> str:
+def _request(port: int, question: str, body: str) -> str:
     length = len(body.encode())
     request = f"{question}\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
     head, _, answer = converse(port, request.encode(), None).decode(errors="replace").partition("\r\n\r\n")
