@@ -53,7 +53,7 @@ async def test_errors_have_the_headers_too(app: Console, actor: Visitor, monkeyp
     async def fail(self: Visit, question: Callable[[str], Any]) -> Any:
         raise errors.pop()
 
-    monkeypatch.setattr(Visit, "ask", fail)
+    monkeypatch.setattr(Visit, "run", fail)
     errors: list[Exception] = [ZeroDivisionError("secret"), StoreUnavailable("the database is away")]
     away = await actor.get("/audit")
     check(away, 503)

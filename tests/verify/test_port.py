@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 from onefold._verify.http_port import NoAnswer, ProbeAnswer, ProbeRequest
-from onefold._verify.httpx_port import _held_back, open_port
+from onefold._verify.httpx_port import _hold_last_byte, open_port
 from tests.support.patience import PATIENCE_S
 from tests.verify.model_api import ModelApi
 from tests.verify.model_server import serving
@@ -20,7 +20,7 @@ def order(url: str, key: str, body: bytes = b'{"item": "book"}') -> ProbeRequest
 
 def test_no_last_byte_leaves_before_the_rest_of_every_request_has_left() -> None:
     start = Barrier(2)
-    one, two = _held_back(b"one", start), _held_back(b"two", start)
+    one, two = _hold_last_byte(b"one", start), _hold_last_byte(b"two", start)
     assert (next(one), next(two)) == (b"on", b"tw")
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(next, one)

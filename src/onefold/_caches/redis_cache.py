@@ -34,11 +34,11 @@ from onefold.errors import ConfigurationError
 
 T = TypeVar("T")
 
-#: So many failures in a row, however far apart: a process with few requests would never have enough of them in a time.
+#: How many failures in a row open the breaker, however far apart: a process with few requests has few in any period.
 _FAILURES_MAX: Final = 3
 
-#: Of a cache, so it opens early and looks again soon: what it saves is worth less than what a hung server costs. It is
-#: told of the last failure of `_FAILURES_MAX`, and opens.
+#: Of a cache, so it opens early and looks again soon: what it saves is worth less than what a hung server costs. It
+#: gets the last failure of `_FAILURES_MAX`, and opens.
 _BREAKER: Final = BreakerConfig(
     failure_share=1.0,
     calls_least=1,
@@ -49,7 +49,7 @@ _BREAKER: Final = BreakerConfig(
     probe_s=10.0,
 )
 
-#: A mark has no content that would be believed.
+#: The content of a mark, which is never read as an answer.
 _MARK: Final = b"in flight"
 
 #: What an entry has besides headers and body: lengths, times, fingerprint and operation.
@@ -185,7 +185,7 @@ class RedisAnswers:
             pipe.getrange(name, 0, bytes_max)
             return pipe.execute(raise_on_error=False)
 
-        return self._ask(send, lambda found: self._read(digest, found), Look("failed"), Look("skipped"))
+        return self._query(send, lambda found: self._read(digest, found), Look("failed"), Look("skipped"))
 
     def store(self, record: Record, since: float, left_s: float) -> Maybe[StoreOutcome]:
         if len(record.headers) + len(record.body or b"") > self._settings.answer_bytes_max:
@@ -198,11 +198,11 @@ class RedisAnswers:
         entry = write_entry(record, self._key, self._wall_ms() - milliseconds(gone_s), milliseconds(lives_s))
         name = self._name(record.digest)
         stored: StoreOutcome = "stored"
-        return self._ask(lambda client: client.set(name, entry, px=left_ms), lambda _: stored, "failed", "skipped")
+        return self._query(lambda client: client.set(name, entry, px=left_ms), lambda _: stored, "failed", "skipped")
 
     def forget(self, digests: Sequence[bytes]) -> Maybe[bool]:
         names = [self._name(digest) for digest in digests]
-        return self._ask(lambda client: client.delete(*names), lambda _: True, False, False)
+        return self._query(lambda client: client.delete(*names), lambda _: True, False, False)
 
     def close(self) -> None:
         client, self._on_threads = self._on_threads, None
@@ -222,12 +222,12 @@ class RedisAnswers:
 
     def _drop_mark(self, digest: bytes) -> Maybe[StoreOutcome]:
         large: StoreOutcome = "too_large"
-        return self._ask(lambda client: client.delete(self._name(digest)), lambda _: large, "failed", "skipped")
+        return self._query(lambda client: client.delete(self._name(digest)), lambda _: large, "failed", "skipped")
 
-    # --- one question ---------------------------------------------------------------------------------------
+    # --- one query ------------------------------------------------------------------------------------------
 
-    def _ask(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, skipped: T) -> Maybe[T]:
-        """Ask the server, unless it is left alone."""
+    def _query(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, skipped: T) -> Maybe[T]:
+        """Query the server, unless the breaker is open."""
         permit = self._breaker.admit(self._monotonic())
         if isinstance(permit, Refused) or self._key is None:
             if isinstance(permit, Permit):
@@ -302,10 +302,10 @@ class RedisAnswers:
         return Look("hit", record)
 
     def _log(self, what: str) -> None:
-        """Once a minute at most: each request might say it. What is shown of an error has no part of an answer."""
+        """Log once a minute at most: each request might log it. The text of an error contains no part of an answer."""
         if self._monotonic() >= self._log_after:
             self._log_after = self._monotonic() + _LOG_EVERY_S
-            _log.warning("the answer cache at %s %s; the database is asked", redact(self._settings.url), what[:300])
+            _log.warning("the answer cache at %s %s; the database is read", redact(self._settings.url), what[:300])
 
     # --- clients --------------------------------------------------------------------------------------------
 

@@ -60,15 +60,15 @@ class ItemRefused(StatementRefused):
 
 
 class KeyTaken(Exception):
-    """The record of the key is there: here is its item."""
+    """The key has a record already: `item`."""
 
     def __init__(self, item: Mapping[str, Any]) -> None:
         super().__init__("the key has a record")
         self.item = item
 
 
-def ask(call: Callable[[], R], what: str, *, writes: bool) -> R:
-    """Call DynamoDB, its errors as ours. `writes`: an answer that is lost leaves open what became of it."""
+def call_dynamodb(call: Callable[[], R], what: str, *, writes: bool) -> R:
+    """Call DynamoDB, and translate its errors. `writes`: if the answer is lost, the outcome is unknown."""
     try:
         return call()
     except ClientError as error:
@@ -113,7 +113,7 @@ def _was_not_written(response: Mapping[str, Any], code: str) -> bool:
 
 
 def was_answered(unknown: OutcomeUnknown) -> bool:
-    """Whether DynamoDB is there to be asked what became of the call."""
+    """Whether DynamoDB answers, so that the outcome of the call can be looked up."""
     return isinstance(unknown.__cause__, ClientError)
 
 
@@ -124,10 +124,10 @@ def judge_cancelled(reasons: Sequence[Mapping[str, Any]], what: str) -> OnefoldE
         return KeyTaken(reasons[0].get("Item", {}))
     codes = [str(reason.get("Code")) for reason in reasons if reason.get("Code") not in (None, "None")]
     texts = "; ".join(str(reason.get("Message")) for reason in reasons if reason.get("Message"))
-    said = f"{what}: cancelled by DynamoDB ({', '.join(codes)}): {texts}"
+    message = f"{what}: cancelled by DynamoDB ({', '.join(codes)}): {texts}"
     if reasons and reasons[0].get("Code") in _PASSING:
         # Whether the key has a record was not looked at: another call of it may be what the items' conditions met.
-        return StoreBusy(said)
+        return StoreBusy(message)
     for index, reason in enumerate(reasons[1:]):
         if reason.get("Code") == CONDITION_FAILED:
             return ItemRefused(
@@ -135,4 +135,4 @@ def judge_cancelled(reasons: Sequence[Mapping[str, Any]], what: str) -> OnefoldE
                 index=index,
                 item=read_item(reason["Item"]) if reason.get("Item") else None,
             )
-    return StoreBusy(said) if codes and set(codes) <= _PASSING else StatementRefused(said)
+    return StoreBusy(message) if codes and set(codes) <= _PASSING else StatementRefused(message)

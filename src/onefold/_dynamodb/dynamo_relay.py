@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from onefold._dynamodb.cancellations import KeyTaken, ask
+from onefold._dynamodb.cancellations import KeyTaken, call_dynamodb
 from onefold._dynamodb.dynamo_table import INDEX, DynamoTable
 from onefold._dynamodb.item_values import read_item, write_item
 from onefold._kernel.messages import STRUCTURED, Confirm, Message, read
@@ -225,14 +225,14 @@ class DynamoRelay:
             except OnefoldError as error:
                 failed.append(event)
                 _log.error(
-                    "event %s on %s is sent again in the next tick: what the broker said of it could not be stored: %s",
+                    "event %s on %s is sent again in the next tick: the broker's answer could not be stored: %s",
                     event.message.id, event.message.topic, error,
                 )  # fmt: skip
         return failed
 
     def _note(self, event: WaitingEvent, answer: Confirm) -> None:
         if answer is None:
-            self._ask(partial(self._table.client.delete_item, TableName=self._table.name, Key={"pk": {"S": event.pk}}))
+            self._call(partial(self._table.client.delete_item, TableName=self._table.name, Key={"pk": {"S": event.pk}}))
         elif not isinstance(answer, BrokerUnavailable | TopicNotSubscribed):
             refused = event.refused + 1
             self._again_at[event.pk] = self._now_s() + RETRIES.pause_s(refused, draw=random.random)
@@ -254,7 +254,7 @@ class DynamoRelay:
 
     def _change(self, event: WaitingEvent, **changes: Any) -> None:
         try:
-            self._ask(
+            self._call(
                 lambda: self._update(
                     {"pk": {"S": event.pk}},
                     UpdateExpression="SET " + ", ".join(f"#{name} = :{name}" for name in changes),
@@ -272,7 +272,7 @@ class DynamoRelay:
         self, shard: str, limit: int, after: Mapping[str, Any] | None = None
     ) -> tuple[list[WaitingEvent], Mapping[str, Any] | None]:
         """A page of a shard, and where the next one begins; None: it was the last."""
-        answer = self._ask(
+        answer = self._call(
             lambda: self._table.client.query(
                 TableName=self._table.name,
                 IndexName=INDEX,
@@ -305,7 +305,7 @@ class DynamoRelay:
             return True
         until = now + self._lease_s
         try:
-            self._ask(
+            self._call(
                 lambda: self._update(
                     {"pk": {"S": f"lease#{shard}"}},
                     UpdateExpression="SET #owner = :me, #until = :until",
@@ -343,8 +343,8 @@ class DynamoRelay:
         except self._table.client.exceptions.ConditionalCheckFailedException:
             raise KeyTaken({}) from None
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        return ask(call, f"the relay of table {self._table.name!r}", writes=False)
+    def _call(self, call: Callable[[], Any]) -> Any:
+        return call_dynamodb(call, f"the relay of table {self._table.name!r}", writes=False)
 
 
 def _event_of(item: Mapping[str, Any]) -> WaitingEvent:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
-from onefold._dynamodb.cancellations import KeyTaken, ask, judge_cancelled, was_answered
+from onefold._dynamodb.cancellations import KeyTaken, call_dynamodb, judge_cancelled, was_answered
 from onefold._dynamodb.item_values import check_sizes, compare_by_value, read_item, write_action, write_item
 from onefold._idempotency.encryption import Sealer, peppers_of
 from onefold._idempotency.fingerprint import Asked, canonical_json, fingerprint
@@ -193,7 +193,7 @@ class DynamoTable:
         ]
         check_sizes(actions, what)
         try:
-            ask(lambda: self._transact(actions, call, what), what, writes=True)
+            call_dynamodb(lambda: self._transact(actions, call, what), what, writes=True)
         except KeyTaken as taken:
             return self._judge(intent, read_item(taken.item), call)
         except OutcomeUnknown as unknown:
@@ -223,7 +223,7 @@ class DynamoTable:
         }
 
     def _find(self, intent: _Intent, what: str) -> dict[str, Any] | None:
-        found = ask(
+        found = call_dynamodb(
             lambda: self.client.get_item(TableName=self.name, Key={"pk": {"S": intent.pk}}, ConsistentRead=True),
             what,
             writes=False,
@@ -232,7 +232,7 @@ class DynamoTable:
         return item if item and item["expires"] > self._now_s() else None
 
     def _find_after(self, unknown: OutcomeUnknown, intent: _Intent, what: str) -> dict[str, Any] | None:
-        """The record, where DynamoDB answers and has not said what became of the call. None decides nothing: the first
+        """The record, where DynamoDB answers but the outcome of the call is unknown. None decides nothing: the first
         send may still be under way."""
         try:
             return self._find(intent, what) if was_answered(unknown) else None
@@ -259,7 +259,7 @@ class DynamoTable:
         written = write_item(item, what)
         check_sizes([{"Put": {"Item": written}}], what)
         try:
-            ask(lambda: self._put_new(table, written, on), what, writes=True)
+            call_dynamodb(lambda: self._put_new(table, written, on), what, writes=True)
         except KeyTaken as taken:
             there = read_item(taken.item)
             given = read_item(written)
@@ -277,7 +277,7 @@ class DynamoTable:
 
     def _partition_key(self, table: str, what: str) -> str:
         if table not in self._partition_keys:
-            described = ask(lambda: self.client.describe_table(TableName=table), what, writes=False)
+            described = call_dynamodb(lambda: self.client.describe_table(TableName=table), what, writes=False)
             [name] = [key["AttributeName"] for key in described["Table"]["KeySchema"] if key["KeyType"] == "HASH"]
             self._partition_keys[table] = name
         return self._partition_keys[table]
@@ -310,14 +310,16 @@ class DynamoTable:
         try:
             by_value = compare_by_value(request)
         except RecursionError:
-            by_value = request  # which has no JSON either: that is told below
+            by_value = request  # which has no JSON either: that is refused below
         body = serialise(operation, by_value, bytes_max=_REQUEST_BYTES_MAX)
-        asked = Asked(path="", query=b"", media_type="application/json", body=body, parameters=())
+        content = Asked(path="", query=b"", media_type="application/json", body=body, parameters=())
         scope = Scope(principal, operation)
         peppers = peppers_of(self._sealer)
-        printed = fingerprint(asked, canonical_json, key=scope.fingerprint_key(key, peppers[0] if peppers else b""))
+        printed = fingerprint(content, canonical_json, key=scope.fingerprint_key(key, peppers[0] if peppers else b""))
         digest = scope.digest(key)
-        return _Intent(key, digest, printed, Compared(asked, printed, key, {digest: scope}, (canonical_json,), peppers))
+        return _Intent(
+            key, digest, printed, Compared(content, printed, key, {digest: scope}, (canonical_json,), peppers)
+        )
 
     def _judge(self, intent: _Intent, item: Mapping[str, Any], call: str) -> OnceResult:
         """What the record of a key means for a request with that key."""

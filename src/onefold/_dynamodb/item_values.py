@@ -1,4 +1,4 @@
-"""Items as DynamoDB takes them, and how large it says they are: the limits are told before anything is sent."""
+"""Items as DynamoDB takes them, and their sizes as it counts them: the limits are checked before anything is sent."""
 
 from __future__ import annotations
 

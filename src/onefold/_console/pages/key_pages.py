@@ -110,7 +110,7 @@ async def do_erase(visit: Visit) -> Response:
     make_flow = functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why, seen=stamps)
     erased = await visit.run(make_flow)
     if not erased:
-        raise HTTPException(409, "The stored answer has changed or is gone, and nothing was erased. Look again.")
+        raise HTTPException(409, "The stored answer has changed or is gone, and nothing was done. Look again.")
     if (cached := visit.once._layer.cached) is not None:
         await visit.run(lambda _: cached.forget(_names(visit)))
     return visit.redirect(f"/keys/{visit.param('names')}", erased=1)
