@@ -129,7 +129,9 @@ class Visit:
         it. Others see its class."""
         exception = None if self.may_act else _EXCEPTION.search(text or "")
         return (
-            text or "" if exception is None else f"{exception.string[: exception.end() - 1]} (its text needs role act)"
+            text or ""
+            if exception is None
+            else f"{exception.string[: exception.end() - 1]} (its text is for the role act)"
         )
 
     async def run(self, make_flow: Callable[[str], Flow[T]]) -> T:
