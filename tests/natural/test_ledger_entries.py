@@ -130,5 +130,41 @@ async def test_a_call_that_is_cancelled_on_its_way_leaves_no_entry(request: pyte
         assert balance == 100 + len(entries)
 
 
+@pytest.mark.parametrize("amount", [1, -1000], ids=["moves", "refused"])
+@pytest.mark.parametrize("driver", ["psycopg-async", "asyncpg", "sqlite-async", "aiosqlite engine", "asyncpg engine"])
+async def test_a_savepoint_of_another_task_takes_no_half_of_an_entry_away(
+    request: pytest.FixtureRequest, driver: str, amount: int
+) -> None:
+    """It may lie between the two statements, and undo the second alone, or that the second has aborted everything. Its
+    user goes on, and commits."""
+
+    async def fail(tx: Any, steps: int) -> None:
+        with contextlib.suppress(Exception):
+            async with tx.savepoint():
+                await give_way(steps)
+                raise ValueError
+
+    async def pay_later(stage: Stage, tx: Any, steps: int) -> None:
+        await give_way(steps)
+        with contextlib.suppress(Exception):
+            await pay(stage, tx, f"e{steps:02}", amount)
+
+    async with opened(driver, address_for(request, driver)) as stage:
+        for first in (0, 1, 5, 30):
+            for second in (0, 1, 3, 6, 10, 20, 40):
+                stage.outside("DELETE FROM entries")
+                stage.outside("UPDATE accounts SET balance = 100 WHERE id = 'a'")
+                with contextlib.suppress(OnefoldError):
+                    async with stage.transaction() as tx:
+                        await asyncio.gather(pay_later(stage, tx, first), fail(tx, second))
+                entries, [(_, balance), _] = committed(stage)
+                assert balance == 100 + amount * len(entries), (first, second)
+
+
+async def give_way(steps: int) -> None:
+    for _ in range(steps):
+        await asyncio.sleep(0 if steps < 20 else 0.0002)
+
+
 async def _await(call: Any) -> Any:
     return await call

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 #: How long an interrupted part waits for its rollback. It is one short statement, behind one that is being cancelled.
 UNDO_S_MAX: Final = 5.0
 
+#: What has to be in one part, and was not.
+DIVIDED: Final = (
+    "a tx.savepoint() block began or ended in the middle of {what}, as happens when several tasks of a handler share "
+    "its transaction: undone alone, the block would take a half of it away. Nothing of the transaction is kept: let "
+    "one task at a time work with tx"
+)
 _OVERLAP = (
     "tx.savepoint() blocks overlap: one was left while a later one was still open, as happens when several tasks of a "
     "handler share its transaction. Nothing of the transaction is kept: let one task at a time work with tx"
@@ -52,12 +58,14 @@ _NOT_UNDONE = (
 class Savepoints:
     """All savepoints of one transaction."""
 
-    __slots__ = ("_count", "_open", "doomed", "executor")
+    __slots__ = ("_count", "_open", "doomed", "edges", "executor")
 
     def __init__(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> None:
         self.executor = executor
         self._count = 0
         self._open: list[int] = []
+        #: Rises before and after each beginning and each end of a block: what saw none of them was in one part.
+        self.edges = 0
         #: Why nothing of the transaction may be kept.
         self.doomed: str | None = None
 
@@ -79,10 +87,12 @@ class Savepoints:
         return self._count
 
     def enter(self, number: int) -> None:
+        self.edges += 1
         self._open.append(number)
 
     def leave(self, number: int) -> None:
         """Raises TransactionMisused, and dooms the transaction, where that is not the innermost."""
+        self.edges += 1
         if not self._open or self._open[-1] != number:
             self.doom(_OVERLAP)
         if number in self._open:
@@ -93,10 +103,11 @@ class Savepoints:
 class Savepoint:
     """A part of the transaction that can be undone alone, with the events published in it."""
 
-    __slots__ = ("_mark", "_number", "_parts", "_pending", "_savepoints")
+    __slots__ = ("_mark", "_number", "_parts", "_pending", "savepoints")
 
     def __init__(self, savepoints: Savepoints, pending: PendingWork) -> None:
-        self._savepoints = savepoints
+        #: All of its transaction.
+        self.savepoints = savepoints
         self._pending = pending
         self._number = savepoints.take_number()
         self._mark: Mark | None = None
@@ -107,6 +118,7 @@ class Savepoint:
         executor = self._thread_executor()
         for joined in self._pending.joined:
             self._parts.append((joined, joined.begin_part()))
+        self.savepoints.edges += 1
         executor.batch(self._items(Boundary.SAVEPOINT))
         self._enter()
 
@@ -127,6 +139,7 @@ class Savepoint:
             if kind is not None or unwritten is not None:
                 self._end_parts(keep=False)
             executor.batch(self._end_items(kind if unwritten is None else type(unwritten)))
+            self.savepoints.edges += 1
         except Exception as failure:
             self._fail(failure)
         if unwritten is not None:
@@ -136,6 +149,7 @@ class Savepoint:
         executor = self._task_executor()
         for joined in self._pending.joined:
             self._parts.append((joined, await _answer(joined.begin_part())))
+        self.savepoints.edges += 1
         await executor.batch(self._items(Boundary.SAVEPOINT))
         self._enter()
 
@@ -151,7 +165,7 @@ class Savepoint:
             except Exception as failure:
                 self._fail(failure)
             except BaseException:
-                self._savepoints.doom(_END_INTERRUPTED)
+                self.savepoints.doom(_END_INTERRUPTED)
                 raise
             if unwritten is not None:
                 self._retract()
@@ -162,9 +176,9 @@ class Savepoint:
         elif issubclass(kind, asyncio.CancelledError):
             refused, _ = await self._undo(executor)
             if refused is not None:
-                self._savepoints.doom(_NOT_UNDONE.format(why=refused))
+                self.savepoints.doom(_NOT_UNDONE.format(why=refused))
         else:  # the loop is on its way out, or the coroutine is being closed: nothing more can be awaited
-            self._savepoints.doom(_NOT_UNDONE.format(why=kind.__name__))
+            self.savepoints.doom(_NOT_UNDONE.format(why=kind.__name__))
 
     async def _keep(self, executor: TaskExecutor[Any]) -> Exception | None:
         """Release. Where a session could not write what it holds, nothing was released: why it could not."""
@@ -174,6 +188,7 @@ class Savepoint:
         except Exception as failure:
             return failure
         await executor.batch(self._end_items(None))
+        self.savepoints.edges += 1
         return None
 
     async def _undo_refused(self, executor: TaskExecutor[Any]) -> None:
@@ -187,6 +202,7 @@ class Savepoint:
         for joined, part in self._all_parts():
             await _answer(joined.end_part(part, keep=False))
         await executor.batch(self._end_items(Exception))
+        self.savepoints.edges += 1
 
     async def _undo(self, executor: TaskExecutor[Any]) -> tuple[Exception | None, asyncio.CancelledError | None]:
         """Roll back. Why that failed, if it did, and whether the task was cancelled meanwhile."""
@@ -208,7 +224,7 @@ class Savepoint:
         return RuntimeError(f"its rollback was interrupted ({type(failure).__name__})"), cancelled
 
     def _enter(self) -> None:
-        self._savepoints.enter(self._number)
+        self.savepoints.enter(self._number)
         self._mark = self._pending.mark()
 
     def _all_parts(self) -> list[tuple[Joined, Any]]:
@@ -229,7 +245,7 @@ class Savepoint:
         if kind is not None:
             self._retract()
         try:
-            self._savepoints.leave(self._number)
+            self.savepoints.leave(self._number)
         except TransactionMisused:
             if kind is None:
                 raise
@@ -238,7 +254,7 @@ class Savepoint:
 
     def _fail(self, failure: Exception) -> None:
         if not isinstance(failure, ConnectionLost):  # a lost connection is found by the settle itself
-            self._savepoints.doom(f"a tx.savepoint() block could not be ended, so nothing is kept: {failure}")
+            self.savepoints.doom(f"a tx.savepoint() block could not be ended, so nothing is kept: {failure}")
         raise failure
 
     def _end_items(self, kind: type[BaseException] | None) -> tuple[Nested, ...]:
@@ -250,7 +266,7 @@ class Savepoint:
         return tuple([Nested(boundary, self._number) for boundary in boundaries])
 
     def _thread_executor(self) -> ThreadExecutor[Any] | Connection[Any]:
-        executor = self._savepoints.executor
+        executor = self.savepoints.executor
         if isinstance(executor, ThreadExecutor):
             return executor
         connection = executor.on_this_thread()
@@ -261,8 +277,8 @@ class Savepoint:
         )
 
     def _task_executor(self) -> TaskExecutor[Any]:
-        if isinstance(self._savepoints.executor, TaskExecutor):
-            return self._savepoints.executor
+        if isinstance(self.savepoints.executor, TaskExecutor):
+            return self.savepoints.executor
         raise ProgrammerError("this transaction belongs to a thread: write `with tx.savepoint()`")
 
 

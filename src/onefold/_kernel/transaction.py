@@ -362,7 +362,7 @@ class Transaction(Generic[H]):
         return answer
 
     def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
-        return run_or_doom(self._all_savepoints, make)
+        return run_or_doom(self, make)
 
     def _in_part(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
         if self._pending is not None and self._pending.joined:

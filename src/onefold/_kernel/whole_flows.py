@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from onefold._kernel.effects import Call, Flow, HandlerStatement, Query
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.savepoints import Savepoint, Savepoints
+from onefold._kernel.savepoints import DIVIDED, Savepoint, Savepoints
 from onefold.errors import ConnectionLost, RowDiffers, TransactionMisused
 
 _HALF_DONE = (
@@ -19,32 +19,50 @@ _HALF_DONE = (
 _NOT_ENDED = "a part of tx.ledger_entry could not be ended, so nothing of the transaction is kept: {why}"
 
 
-async def run_or_doom(savepoints: Callable[[], Savepoints], make: Callable[[], Flow[Any]]) -> Any:
+class _HasSavepoints(Protocol):
+    """A transaction, as far as this is concerned. Read without a call: an entry is one of many in a request."""
+
+    _savepoints: Savepoints | None
+
+    def _all_savepoints(self) -> Savepoints: ...
+
+
+async def run_or_doom(tx: _HasSavepoints, make: Callable[[], Flow[Any]]) -> Any:
     """Run a flow as a whole, or nothing of the transaction is committed. The server has aborted it where it refused a
     statement. What a driver refuses, the server has not seen, and what is interrupted (a time-out, a cancellation) may
-    be half done: then the transaction is doomed."""
+    be half done: then the transaction is doomed. So it is where another task's savepoint lies between its statements:
+    that can undo one of them alone, and also that the server has aborted anything."""
+    known = tx._savepoints
+    edges = 0 if known is None else known.edges
     try:
-        return await make()
+        answer = await make()
     except RowDiffers:  # nothing was written
         raise
     except Exception as error:
-        try:
-            await Query(HandlerStatement("SELECT 1"))
-        except Exception:
-            raise error from None
-        savepoints().doom(_HALF_DONE.format(why=error))
+        if edges == tx._all_savepoints().edges:
+            try:
+                await Query(HandlerStatement("SELECT 1"))
+            except Exception:
+                raise error from None
+        tx._all_savepoints().doom(_HALF_DONE.format(why=error))
         raise
     except BaseException:
-        savepoints().doom(_HALF_DONE.format(why="it was interrupted"))
+        tx._all_savepoints().doom(_HALF_DONE.format(why="it was interrupted"))
         raise
+    known = tx._savepoints
+    if known is not None and edges != known.edges:
+        known.doom(DIVIDED.format(what="tx.ledger_entry"))
+        known.check()
+    return answer
 
 
 async def run_in_part(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> Any:
     """Run a flow as a part that is undone alone where it fails. One that is interrupted stays open, and an open part is
-    not committed. No session has joined the transaction, or joins it in this flow: then it is `run_in_savepoint`."""
+    not committed; nor is one that another task's savepoint divides. No session has joined the transaction, or joins it in this flow: then it is `run_in_savepoint`."""
     number = savepoints.take_number()
     await Query(HandlerStatement(f"SAVEPOINT onefold_{number}"))
     savepoints.enter(number)
+    edges = savepoints.edges
     try:
         answer = await make()
     except Exception:
@@ -52,6 +70,7 @@ async def run_in_part(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> 
         with suppress(TransactionMisused):  # what is rising already tells more
             savepoints.leave(number)
         raise
+    _check_whole(savepoints, edges)
     await _end(savepoints, number, "RELEASE")
     savepoints.leave(number)
     return answer
@@ -74,10 +93,18 @@ async def run_in_savepoint(
     here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
     leave: Callable[..., Any] = part.__exit__ if here else part.__aexit__
     await Call(part.__enter__ if here else part.__aenter__)
+    edges = part.savepoints.edges
     try:
         answer = await make()
     except Exception as error:
         await Call(functools.partial(leave, type(error), error, None))
         raise
+    _check_whole(part.savepoints, edges)
     await Call(functools.partial(leave, None, None, None))
     return answer
+
+
+def _check_whole(savepoints: Savepoints, edges: int) -> None:
+    """Doom the transaction where a savepoint has begun or ended since there were that many edges."""
+    if edges != savepoints.edges:
+        savepoints.doom(DIVIDED.format(what="tx.ledger_entry"))
