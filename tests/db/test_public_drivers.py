@@ -234,7 +234,7 @@ def test_private_names_of_drivers_are_in_files_that_only_tested_versions_use() -
     found = {
         path.name for path in folder.glob("*.py") if re.search("asyncpg|psycopg", path.name) and private_names(path)
     }
-    assert found == {"_asyncpg_fast.py", "_asyncpg_statements.py", "_psycopg_fast.py"}
+    assert found == {"_asyncpg_fast.py", "_asyncpg_statements.py", "_psycopg_fast.py", "_psycopg_statements.py"}
 
 
 def test_the_page_names_the_versions_that_private_names_are_used_with() -> None:

@@ -7,8 +7,9 @@ Statements of ours are prepared once per session, because parsing and planning t
 running them does. psycopg deallocates all statements of a session, ours too, after something was rolled back: it says
 so in a queue of its own, which is read along (`_Deallocations`).
 
-All of psycopg's private names that the driver uses are in this file, and it is used only with the versions that the
-tests have run with, where all of them are there (`may_be_used`). `_psycopg_public` does without.
+All of psycopg's private names that the driver uses are in this file and in `_psycopg_statements`, and it is used only
+with the versions that the tests have run with, where all of them are there (`may_be_used`). `_psycopg_public` does
+without.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from onefold.db._psycopg_public import (
     PsycopgConnection,
     begin_of,
 )
+from onefold.db._psycopg_statements import AsyncPsycopgStatements, PsycopgStatements
 
 #: Minor versions.
 TESTED: Final = ((3, 3),)
@@ -57,8 +59,8 @@ _NAMES: Final[dict[Any, str]] = {
     generators: "execute fetch_many send",
 }
 _ATTRIBUTES: Final[dict[type[Any], str]] = {
-    BaseConnection: "_adapters _autocommit _closed _prepared",
-    PrepareManager: "_to_flush",
+    BaseConnection: "_adapters _autocommit _closed _pipeline _prepared",
+    PrepareManager: "_names _to_flush",
     psycopg.RawCursor: "_adapters",
     psycopg.AsyncRawCursor: "_adapters",
     ConnectionPool: "_workers",
@@ -168,7 +170,7 @@ def _session_of(connection: AnyConnection, pool: Any) -> PreparingSession:
     return session
 
 
-class FastConnection(PsycopgConnection):
+class FastConnection(PsycopgStatements, PsycopgConnection):
     """For threads."""
 
     __slots__ = ("_session",)
@@ -194,7 +196,7 @@ class FastConnection(PsycopgConnection):
         self.discard() if self._session.broken else super().release()
 
 
-class AsyncFastConnection(AsyncPsycopgConnection):
+class AsyncFastConnection(AsyncPsycopgStatements, AsyncPsycopgConnection):
     """For asyncio."""
 
     __slots__ = ("_session",)

@@ -274,9 +274,13 @@ def queries(
 
 def rows_of(cursor: Any, rows: list[Row]) -> NamedRows:
     """The rows, with the names of their columns. Where they are plain, they are not decoded for each answer anew."""
-    result = cursor.pgresult
-    names = _plain_names(tuple(map(result.fname, range(result.nfields))))
+    names = names_of(cursor.pgresult)
     return NamedRows(tuple(column.name for column in cursor.description) if names is None else names, rows)
+
+
+def names_of(result: Any) -> tuple[str, ...] | None:
+    """The names of its columns. None: the encoding of the connection matters."""
+    return _plain_names(tuple(map(result.fname, range(result.nfields))))
 
 
 @lru_cache(maxsize=1000)
