@@ -17,7 +17,13 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus
 
 from onefold._kernel.effects import HandlerStatement, NamedRows
-from onefold.db._psycopg_public import VENDOR_ERRORS, names_of, translate_error
+from onefold.db._psycopg_public import (
+    VENDOR_ERRORS,
+    AsyncPsycopgConnection,
+    PsycopgConnection,
+    names_of,
+    translate_error,
+)
 
 _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
@@ -40,8 +46,7 @@ class PsycopgStatements:
                     return answer
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
-        rows: NamedRows = super().query(statement)  # type: ignore[misc]
-        return rows
+        return PsycopgConnection.query(self, statement)
 
 
 class AsyncPsycopgStatements:
@@ -59,8 +64,7 @@ class AsyncPsycopgStatements:
                     return answer
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
-        rows: NamedRows = await super().query(statement)  # type: ignore[misc]
-        return rows
+        return await AsyncPsycopgConnection.query(self, statement)
 
 
 def _known(handle: Any, statement: HandlerStatement) -> Generator[Any, Any, NamedRows] | None:
