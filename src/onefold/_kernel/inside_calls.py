@@ -10,11 +10,12 @@ is abandoned here.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from onefold._kernel.effects import Batch, BatchItem, Fetch, Statement
+from onefold._kernel.effects import Batch, BatchItem, Effect, Fetch, Flow, Query, Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Connection
+from onefold._kernel.runners import not_an_effect
 from onefold.errors import ProgrammerError, TransactionMisused
 
 
@@ -60,25 +61,96 @@ class PendingCall:
         self._refuse()
 
 
+class CallingTransaction(Protocol):
+    """The transaction that a call is one of."""
+
+    _executor: Any
+    _begun: bool
+
+    def _check(self) -> None:
+        """Raises where it is over, or doomed."""
+        ...
+
+    def _doom(self, error: TransactionMisused) -> None:
+        """Nothing of it may be committed."""
+        ...
+
+
 class InsideCall(PendingCall):
-    """A call that its transaction waits for: until it is awaited, it is among those `unawaited`."""
+    """A call that its transaction waits for: until it is awaited, it is among those `unawaited`. `begins`: whether the
+    database's transaction has begun by it."""
 
-    __slots__ = ("_unawaited",)
+    __slots__ = ("_begins", "_tx", "_unawaited")
 
-    def __init__(self, call: str, make: Callable[[], Generator[Any, Any, Any]], unawaited: InsideCalls) -> None:
+    def __init__(
+        self, call: str, make: Callable[[], Flow[Any]], tx: CallingTransaction, unawaited: InsideCalls, begins: bool
+    ) -> None:
         self.call = call
         self._make = make
+        self._tx = tx
+        self._begins = begins
         self._unawaited = unawaited
         unawaited[self] = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        """`run_inside`, as one generator that every answer goes through."""
         self._unawaited.pop(self, None)
-        steps: Generator[Any, Any, Any] = self._make()
-        return steps
+        tx = self._tx
+        tx._check()
+        executor, flow = tx._executor, self._make()
+        query = getattr(executor.connection, "query", executor.query)
+        send: Any = flow.send
+        resume, answer = send, None
+        while True:
+            try:
+                effect = resume(answer)
+            except StopIteration as end:
+                tx._begun = tx._begun or self._begins
+                return end.value
+            except TransactionMisused as error:
+                tx._doom(error)
+                raise
+            try:
+                if effect.__class__ is Query:
+                    answer = yield from query(effect.argument).__await__()
+                else:
+                    verb, argument = getattr(executor, effect.verb), effect.argument
+                    answer = yield from (verb() if argument is None else verb(argument)).__await__()
+                resume = send
+            except Exception as error:
+                resume, answer = flow.throw, error if isinstance(effect, Effect) else not_an_effect(effect)
+            except BaseException:
+                flow.close()
+                raise
 
     def forget(self) -> None:
         """It is refused: do not report it again at the end."""
         self._unawaited.pop(self, None)
+
+
+def run_inside(flow: Flow[Any], executor: Any) -> Any:
+    """`run` for a flow on a thread whose connection is another's, and stays whatever interrupts. Nearly all it asks
+    for is a Query: the connection is asked at once."""
+    query = getattr(executor.connection, "query", executor.query)
+    send: Any = flow.send
+    resume, answer = send, None
+    while True:
+        try:
+            effect = resume(answer)
+        except StopIteration as end:
+            return end.value
+        try:
+            if effect.__class__ is Query:
+                answer = query(effect.argument)
+            else:
+                verb, argument = getattr(executor, effect.verb), effect.argument
+                answer = verb() if argument is None else verb(argument)
+            resume = send
+        except Exception as error:
+            resume, answer = flow.throw, error if isinstance(effect, Effect) else not_an_effect(effect)
+        except BaseException:
+            flow.close()
+            raise
 
 
 class OnConnection(ThreadExecutor[Any]):

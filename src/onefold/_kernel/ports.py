@@ -236,6 +236,13 @@ class Sessions(Protocol):
         ...
 
 
+class SpeaksDialect(Protocol):
+    """What knows the dialect of its database."""
+
+    @property
+    def dialect(self) -> str: ...
+
+
 class NaturalWrites(Protocol):
     """Makes flows of the natural writes of a transaction: see `_natural/writes.py`. Wrong arguments are refused by the
     call itself, before anything is executed."""
@@ -245,7 +252,7 @@ class NaturalWrites(Protocol):
         """The tables that were used before."""
         ...
 
-    def table(self, name: str, dialect: str) -> WritableTable:
+    def table(self, name: str, executor: SpeaksDialect) -> WritableTable:
         """The table of this name, written in SQL."""
         ...
 
@@ -260,15 +267,15 @@ class NaturalWrites(Protocol):
     def ledger_entry(
         self, table: WritableTable, values: Mapping[str, Any], *,
         on: str | Sequence[str], compare: bool | str | Sequence[str], balance: WritableTable | None,
-        where: Mapping[str, Any] | None, add: Mapping[str, Any] | None, dialect: str,
+        where: Mapping[str, Any] | None, add: Mapping[str, Any] | None, executor: SpeaksDialect,
         in_part: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
         or_nothing: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
     ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
     def lock_row(
-        self, table: WritableTable, *, where: Mapping[str, Any], dialect: str, part: Callable[[], int]
+        self, table: WritableTable, *, where: Mapping[str, Any], executor: SpeaksDialect, part: Callable[[], int]
     ) -> Callable[[], Flow[Any]]: ...
     def exclusive(
-        self, dialect: str, parts: tuple[Any, ...], *, wait_s: float, part: Callable[[], int], writing: bool
+        self, executor: SpeaksDialect, parts: tuple[Any, ...], *, wait_s: float, part: Callable[[], int], writing: bool
     ) -> Callable[[], Flow[None]]: ...
 
 

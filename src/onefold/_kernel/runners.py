@@ -4,6 +4,7 @@ asyncio.
 What an effect raises is thrown into the flow at the place that awaited it, so flows handle failure with
 plain `try`. An interruption (cancellation, KeyboardInterrupt) is different: nothing more may be awaited on
 its connection, so the executor abandons it at once and the flow is closed where it stands. The server rolls back.
+Flows whose connection is another's have runners of their own (`inside_calls.py`), which abandon nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from onefold.errors import ProgrammerError
 T = TypeVar("T")
 
 
-def run(flow: Flow[T], executor: Executor, *, keeps: bool = False) -> T:
-    """Run a flow to its end on this thread. With `keeps` the connection is another's, and stays whatever interrupts."""
-    resume: Any = flow.send
+def run(flow: Flow[T], executor: Executor) -> T:
+    """Run a flow to its end on this thread."""
+    send: Any = flow.send
+    resume = send
     answer: Any = None
     while True:
         try:
@@ -28,21 +30,21 @@ def run(flow: Flow[T], executor: Executor, *, keeps: bool = False) -> T:
             result: T = end.value
             return result
         try:
-            verb = getattr(executor, effect.verb)
-            answer = verb() if effect.argument is None else verb(effect.argument)
-            resume = flow.send
+            verb, argument = getattr(executor, effect.verb), effect.argument
+            answer = verb() if argument is None else verb(argument)
+            resume = send
         except Exception as error:
-            resume, answer = flow.throw, error if isinstance(effect, Effect) else _not_an_effect(effect)
+            resume, answer = flow.throw, error if isinstance(effect, Effect) else not_an_effect(effect)
         except BaseException:
-            if not keeps:
-                executor.abandon()
+            executor.abandon()
             flow.close()
             raise
 
 
-async def run_async(flow: Flow[T], executor: AsyncExecutor, *, keeps: bool = False) -> T:
-    """Run a flow to its end on the running loop. `keeps`: see `run`."""
-    resume: Any = flow.send
+async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
+    """Run a flow to its end on the running loop."""
+    send: Any = flow.send
+    resume = send
     answer: Any = None
     while True:
         try:
@@ -51,19 +53,18 @@ async def run_async(flow: Flow[T], executor: AsyncExecutor, *, keeps: bool = Fal
             result: T = end.value
             return result
         try:
-            verb = getattr(executor, effect.verb)
-            answer = await (verb() if effect.argument is None else verb(effect.argument))
-            resume = flow.send
+            verb, argument = getattr(executor, effect.verb), effect.argument
+            answer = await (verb() if argument is None else verb(argument))
+            resume = send
         except Exception as error:
-            resume, answer = flow.throw, error if isinstance(effect, Effect) else _not_an_effect(effect)
+            resume, answer = flow.throw, error if isinstance(effect, Effect) else not_an_effect(effect)
         except BaseException:
-            if not keeps:
-                executor.abandon()
+            executor.abandon()
             flow.close()
             raise
 
 
-def _not_an_effect(effect: object) -> ProgrammerError:
+def not_an_effect(effect: object) -> ProgrammerError:
     return ProgrammerError(
         f"a flow awaited {effect!r}, which is not an effect; flows await the effects of onefold only "
         "(to run other code inside a flow, await Call(function))"

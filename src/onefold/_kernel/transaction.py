@@ -17,7 +17,7 @@ from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Flow
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.inside_calls import Exclusive, InsideCall, InsideCalls, OnConnection, take_back
+from onefold._kernel.inside_calls import Exclusive, InsideCall, InsideCalls, OnConnection, run_inside, take_back
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
@@ -206,8 +206,7 @@ class Transaction(Generic[H]):
         which have a unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or
         these columns, must be the same where it is there, else RowDiffers; "tell": that is an outcome instead.
         """
-        natural = self._natural_writes()
-        into = self._find_table(natural, table)
+        natural, into = self._reach(table)
         make = natural.insert_once(into, values, on=on, compare=compare, among=among)
         return self._perform("tx.insert_once(...)", make)
 
@@ -239,8 +238,7 @@ class Transaction(Generic[H]):
         `version` names a column that counts the moves; with `expected_version` the row is moved only where it has that
         one. `also`: values for other columns, written with the move and only then.
         """
-        natural = self._natural_writes()
-        moved = self._find_table(natural, table)
+        natural, moved = self._reach(table)
         make = natural.transition(
             moved, where=where, state=state, come_from=come_from, to=to, version=version,
             expected_version=expected_version, also=also,
@@ -262,13 +260,12 @@ class Transaction(Generic[H]):
         """Insert an entry once, and add to a balance if this call has inserted it: what `balance = balance + 100` needs
         to be retried. `values`: the entry, and `on` its id. `add`: numbers by column of the row `where` in the table
         `balance`. Another payload under the same id is RowDiffers, unless `compare` says otherwise."""
-        natural = self._natural_writes()
-        entries = self._find_table(natural, table)
-        balances = None if balance is None else self._find_table(natural, balance)
+        natural, entries = self._reach(table)
+        balances = None if balance is None else self._reach(balance)[1]
         in_part = self._in_part if type(table) is str and type(balance) is str else self._in_savepoint
         make = natural.ledger_entry(
             entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
-            dialect=self._executor.dialect, in_part=in_part, or_nothing=self._or_nothing,
+            executor=self._executor, in_part=in_part, or_nothing=self._or_nothing,
         )  # fmt: skip
         answer: EnteredSoon[Any] = self._perform("tx.ledger_entry(...)", make)
         return answer
@@ -277,9 +274,8 @@ class Transaction(Generic[H]):
     def lock_row(self, table: Any, *, where: Mapping[str, Any]) -> Any:
         """The row of `table` that `where` names, as it is now, locked until COMMIT or ROLLBACK; with AsyncOnefold to be
         awaited. None: there is none, and until then no other transaction that asks for it this way gets an answer."""
-        natural = self._natural_writes()
-        found = self._find_table(natural, table)
-        make = natural.lock_row(found, where=where, dialect=self._executor.dialect, part=self._take_part)
+        natural, found = self._reach(table)
+        make = natural.lock_row(found, where=where, executor=self._executor, part=self._take_part)
         return self._perform("tx.lock_row(...)", make)
 
     def exclusive(self, *key: Part, wait_s: float = 5.0) -> Exclusive:
@@ -287,8 +283,8 @@ class Transaction(Generic[H]):
         of `derive`, and their order matters. The lock stays until COMMIT or ROLLBACK, not until the end of the block;
         StoreBusy where it is not had within `wait_s`."""
         natural = self._natural_writes()
-        writing, dialect = self._begun or self._handed, self._executor.dialect
-        make = natural.exclusive(dialect, key, wait_s=wait_s, part=self._take_part, writing=writing)
+        writing = self._begun or self._handed
+        make = natural.exclusive(self._executor, key, wait_s=wait_s, part=self._take_part, writing=writing)
         return Exclusive("tx.exclusive(...)", functools.partial(self._perform, "tx.exclusive(...)", make))
 
     def after_commit(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -315,9 +311,15 @@ class Transaction(Generic[H]):
             raise ProgrammerError("this transaction was not opened by Onefold or AsyncOnefold: it knows no tables")
         return self._natural()
 
+    def _reach(self, given: object) -> tuple[NaturalWrites, WritableTable]:
+        """What does natural writes, and the table that one is for."""
+        natural = self._natural_writes()
+        known = natural.tables.get(given) if given.__class__ is str else None
+        return natural, self._find_table(natural, given) if known is None else known
+
     def _find_table(self, natural: NaturalWrites, given: object) -> WritableTable:
-        if type(given) is str:
-            return natural.tables[given] if given in natural.tables else natural.table(given, self._executor.dialect)
+        if isinstance(given, str):
+            return natural.table(given, self._executor)
         if self._sessions is None:
             raise ProgrammerError(
                 f"table {given!r:.80} must be the name of a table. A Table or a mapped class is for Onefold with a "
@@ -340,26 +342,18 @@ class Transaction(Generic[H]):
             own = executor.on_this_thread()
             if own is None:
                 self._calls = InsideCalls() if self._calls is None else self._calls
-                return InsideCall(call, functools.partial(self._await, make, executor, begins), self._calls)
+                return InsideCall(call, make, self, self._calls, begins)
             executor = OnConnection(own)
         try:
-            answer = run(make(), executor, keeps=True)
+            answer = run_inside(make(), executor)
         except TransactionMisused as error:
-            self._all_savepoints().doom(str(error))
+            self._doom(error)
             raise
         self._begun = self._begun or begins
         return answer
 
-    def _await(self, make: Callable[[], Flow[Any]], executor: Any, begins: bool) -> Generator[Any, Any, Any]:
-        """What `_perform` returns on asyncio, once it is awaited."""
-        self._check()
-        try:
-            answer = yield from run_async(make(), executor, keeps=True).__await__()
-        except TransactionMisused as error:
-            self._all_savepoints().doom(str(error))
-            raise
-        self._begun = self._begun or begins
-        return answer
+    def _doom(self, error: TransactionMisused) -> None:
+        self._all_savepoints().doom(str(error))
 
     def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
         return run_or_doom(self, make)

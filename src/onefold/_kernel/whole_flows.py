@@ -58,7 +58,8 @@ async def run_or_doom(tx: _HasSavepoints, make: Callable[[], Flow[Any]]) -> Any:
 
 async def run_in_part(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> Any:
     """Run a flow as a part that is undone alone where it fails. One that is interrupted stays open, and an open part is
-    not committed; nor is one that another task's savepoint divides. No session has joined the transaction, or joins it in this flow: then it is `run_in_savepoint`."""
+    not committed; nor is one that another task's savepoint divides. No session has joined the transaction, or joins it
+    in this flow: then it is `run_in_savepoint`."""
     number = savepoints.take_number()
     await Query(HandlerStatement(f"SAVEPOINT onefold_{number}"))
     savepoints.enter(number)

@@ -33,6 +33,9 @@ from onefold._natural.argument_checks import check_name, check_table
 from onefold._natural.sql.natural_dialect import ColumnType, NaturalDialect, quote, read_types
 from onefold.errors import OnefoldError, ProgrammerError, SchemaMissing, SerializationFailed, StatementRefused
 
+#: Makes a NamedTuple without the function that Python writes for it: this is done for every statement.
+_new: Final = tuple.__new__
+
 _UNKNOWN: Final = ColumnType()
 
 _Types: TypeAlias = Mapping[str, ColumnType]
@@ -103,7 +106,8 @@ class PlainTable:
             return found
         arrange = prepared.arrange
         try:
-            columns, rows = yield Query(HandlerStatement(prepared.sql, values if arrange is None else arrange(values)))
+            asked = (prepared.sql, values if arrange is None else arrange(values))
+            columns, rows = yield Query(_new(HandlerStatement, asked))
         except (SchemaMissing, StatementRefused) as error:
             told = self._explain(prepared, error)
             if told is error:
@@ -112,7 +116,10 @@ class PlainTable:
         if not rows:
             return []
         answers = prepared.answers
-        names = columns[answers:]
+        names = columns[answers:] if answers else columns
+        if len(rows) == 1:  # almost always
+            [row] = rows
+            return [(dict(zip(names, row[answers:], strict=True)), row[:answers])]
         return [(dict(zip(names, row[answers:], strict=True)), row[:answers]) for row in rows]
 
     def _explain(self, prepared: PlainStatement, error: OnefoldError) -> OnefoldError:

@@ -25,8 +25,11 @@ async def lock_row(
     table: WritableTable, plan: LockPlan, values: tuple[Any, ...], sql: NaturalDialect, part: Callable[[], int]
 ) -> Any:
     """The row, or None. `part` gives the number of a savepoint."""
-    found = _one(table, plan, values, await table.perform(plan.find, values))
-    if found is None and not sql.ONE_WRITER:
+    rows = await table.perform(plan.find, values)
+    if len(rows) == 1:
+        return rows[0][0]
+    found = _one(table, plan, values, rows)
+    if not sql.ONE_WRITER:
         # What a column takes for the same (a UUID and its text, in either case) must not be two keys here.
         [hashes] = await table.perform(plan.hash, values)
         numbers = dict(zip(plan.key, hashes[1], strict=True))

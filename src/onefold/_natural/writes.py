@@ -12,6 +12,7 @@ from typing import Any, Final
 from onefold._kernel.derive import Part
 from onefold._kernel.effects import Flow
 from onefold._kernel.per_dialect import PerDialect
+from onefold._kernel.ports import SpeaksDialect
 from onefold._kernel.table_writes import (
     AddTo,
     FindRow,
@@ -55,13 +56,19 @@ _DIALECTS: Final = PerDialect(postgres=_postgres, sqlite=_sqlite)
 class TableWriter:
     """Implements `NaturalWrites`, for one database: what it keeps of tables may hold for that only."""
 
-    __slots__ = ("tables",)
+    __slots__ = ("_sql", "tables")
 
     def __init__(self) -> None:
         self.tables: dict[str, WritableTable] = {}
+        #: Of that database, once it is known.
+        self._sql: NaturalDialect | None = None
 
-    def table(self, name: str, dialect: str) -> WritableTable:
-        return keep(self.tables, name, PlainTable(name, _DIALECTS[dialect]), TABLES_MAX)
+    def _dialect(self, executor: SpeaksDialect) -> NaturalDialect:
+        self._sql = _DIALECTS[executor.dialect]
+        return self._sql
+
+    def table(self, name: str, executor: SpeaksDialect) -> WritableTable:
+        return keep(self.tables, name, PlainTable(name, self._dialect(executor)), TABLES_MAX)
 
     def insert_once(
         self,
@@ -130,7 +137,7 @@ class TableWriter:
         balance: WritableTable | None,
         where: Mapping[str, Any] | None,
         add: Mapping[str, Any] | None,
-        dialect: str,
+        executor: SpeaksDialect,
         in_part: Whole,
         or_nothing: Whole,
     ) -> Callable[[], Flow[Any]]:
@@ -154,25 +161,27 @@ class TableWriter:
             addition = keep(balance.plans, shape, _plan_addition(balance, tuple(numbers), tuple(key)))
         make = functools.partial(enter, table, plan, given, balance, addition, (*numbers.values(), *key.values()))
         # Where a statement that the server refuses aborts the transaction, no savepoint is needed.
-        return functools.partial(or_nothing if _DIALECTS[dialect].ABORTS else in_part, make)
+        sql = self._sql or self._dialect(executor)
+        return functools.partial(or_nothing if sql.ABORTS else in_part, make)
 
     def lock_row(
-        self, table: WritableTable, *, where: Mapping[str, Any], dialect: str, part: Callable[[], int]
+        self, table: WritableTable, *, where: Mapping[str, Any], executor: SpeaksDialect, part: Callable[[], int]
     ) -> Callable[[], Flow[Any]]:
         key = _read_key("tx.lock_row", where)
         shape = ("lock", tuple(key))
         plan = table.plans.get(shape)
         if plan is None:
             plan = keep(table.plans, shape, _plan_lock(table, tuple(key)))
-        return functools.partial(lock_row, table, plan, tuple(key.values()), _DIALECTS[dialect], part)
+        return functools.partial(lock_row, table, plan, tuple(key.values()), self._sql or self._dialect(executor), part)
 
     def exclusive(
-        self, dialect: str, parts: tuple[Part, ...], *, wait_s: float, part: Callable[[], int], writing: bool
+        self, executor: SpeaksDialect, parts: tuple[Part, ...], *, wait_s: float, part: Callable[[], int], writing: bool
     ) -> Callable[[], Flow[None]]:
         number = lock_number(parts)  # refuses what is not a key
         if not 0 <= wait_s <= WAIT_S_MAX:
             raise ProgrammerError(f"tx.exclusive: wait_s={wait_s!r} must be between 0 and {WAIT_S_MAX:g} seconds")
-        return functools.partial(lock, _DIALECTS[dialect], parts, number, wait_s, part=part, writing=writing)
+        sql = self._sql or self._dialect(executor)
+        return functools.partial(lock, sql, parts, number, wait_s, part=part, writing=writing)
 
 
 def _read_key(call: str, where: object) -> dict[str, Any]:

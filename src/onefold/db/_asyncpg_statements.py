@@ -27,6 +27,7 @@ def _as_written(function: Any) -> Any:
     return function if is_own else None
 
 
+_RECORD: Final = asyncpg.Record
 _FETCH: Final = _as_written(vars(asyncpg.Connection)["fetch"])
 _EXECUTE: Final = _as_written(vars(asyncpg.Connection)["_execute"])
 
@@ -37,9 +38,9 @@ class AsyncpgStatements(AsyncpgQueries):
     __slots__ = ()
 
     async def query(self: Any, statement: HandlerStatement) -> NamedRows:
-        if self._proxy._con is not self._connection:
-            return await super().query(statement)  # the handler has given it back: asyncpg refuses
-        sent = _execute_known(self._connection, statement.sql, statement.values, ours=False)
+        connection, sent = self._connection, None
+        if self._proxy._con is connection:  # else the handler has given it back: asyncpg refuses
+            sent = _execute_known(connection, statement.sql, statement.values, False)
         if sent is None:
             return await super().query(statement)
         self._pure = False
@@ -47,7 +48,9 @@ class AsyncpgStatements(AsyncpgQueries):
             records = await sent
         except VENDOR_ERRORS as error:
             raise self._translate_error(error) from error
-        return NamedRows(tuple(records[0].keys()) if records else (), list(map(tuple, records)))
+        if not records:
+            return NamedRows((), [])
+        return tuple.__new__(NamedRows, (tuple(records[0].keys()), list(map(tuple, records))))
 
     async def fetch(self: Any, statement: Statement) -> list[Row]:
         sql = qualify_tables(statement.sql, self.schema)
@@ -62,7 +65,7 @@ class AsyncpgStatements(AsyncpgQueries):
         connection = self._connection
         connection._check_open()
         self._sent = connection._protocol.queries_count + 1
-        known = None if status else _execute_known(connection, query, values, ours=True)
+        known = None if status else _execute_known(connection, query, values, True)
         if known is not None:
             return known
         sent: Awaitable[Any] = connection._execute(
@@ -71,13 +74,13 @@ class AsyncpgStatements(AsyncpgQueries):
         return sent
 
 
-def _execute_known(connection: Any, sql: str, values: Sequence[Any], *, ours: bool) -> Awaitable[Any] | None:
+def _execute_known(connection: Any, sql: str, values: Sequence[Any], ours: bool) -> Awaitable[Any] | None:
     """Have a statement executed that asyncpg has prepared, past the application's codecs where it is one of ours. None:
     asyncpg's own way is to be gone."""
     kind, protocol = connection.__class__, connection._protocol
     if kind._execute is not _EXECUTE or kind.fetch is not _FETCH or connection._query_loggers:
         return None
-    known = connection._stmt_cache.get((sql, asyncpg.Record, ours))
+    known = connection._stmt_cache.get((sql, _RECORD, ours))
     if known is None or not protocol.is_in_transaction():
         return None
     sent: Awaitable[Any] = protocol.bind_execute(known, values, "", 0, False, None)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
+from operator import itemgetter
 from os import getpid
 from typing import Any
 
@@ -131,7 +132,10 @@ class SqliteConnection:
 
     def query(self, statement: HandlerStatement) -> NamedRows:
         """For the handler, whose transaction begins here."""
-        return query_handle(self._file.connection if self._writing else self.handle, statement)
+        file = self._lent
+        if file is None or not self._writing or file.process != getpid():
+            return query_handle(self.handle, statement)
+        return query_handle(file.connection, statement)
 
     def glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
@@ -369,14 +373,21 @@ class SqliteConnection:
             self._shared.writer.release()
 
 
+#: Of a column, in what a cursor says of it.
+_NAME = itemgetter(0)
+
+
 def query_handle(handle: Any, statement: HandlerStatement) -> NamedRows:
-    """Execute on the handle (a GuardedConnection) as the handler would, with its checks made once, and not for each
-    call of a cursor. A cursor that is made like this gives plain rows, whatever the handler has set for its own."""
+    """Execute on the handle (a GuardedConnection) as the handler would, with its checks made once and not for each call
+    of a cursor. A cursor that is made like this gives plain rows, whatever the handler has set for its own."""
     try:
         with handle.lock:
-            handle.check()
+            if handle.ours or handle.over or not handle.in_transaction:
+                handle.check()
+            else:
+                handle.executed = True
             cursor = sqlite3.Cursor(handle).execute(statement.sql, statement.values)
             rows = cursor.fetchall()
     except VENDOR_ERRORS as error:
         raise error_for(error) from error
-    return NamedRows(tuple([column[0] for column in cursor.description]), rows) if rows else NamedRows((), rows)
+    return tuple.__new__(NamedRows, (tuple(map(_NAME, cursor.description)) if rows else (), rows))
