@@ -224,7 +224,7 @@ class Crash(BaseException):
     """The process is gone."""
 
 
-class DyingLane(TaskExecutor[Any]):
+class DyingExecutor(TaskExecutor[Any]):
     """Dies before its n-th effect on the database."""
 
     def __init__(self, database: Any, effects: int) -> None:
@@ -252,7 +252,7 @@ async def test_a_process_that_dies_at_any_point_loses_and_doubles_nothing(stage:
         await fire(*survivor)
         due_ms = await stage.make_due(once, 1000 - effects)
         try:
-            await run_async(timetable.fire(), DyingLane(once._database, effects))
+            await run_async(timetable.fire(), DyingExecutor(once._database, effects))
             ended = True
         except Crash:
             ended = False

@@ -1,4 +1,4 @@
-"""The door to natural writes: arguments are checked where they are written, and become flows.
+"""Makes flows of natural writes: arguments are checked where they are written, and become flows.
 
 What depends on the shape of a call alone is checked and prepared once (`plans.py`); values are checked each time.
 """

@@ -37,7 +37,7 @@ _DETAILS: dict[ShedReason, str] = {
 
 
 class AdmissionController:
-    """The shedder of one application: its door, its settings, its answers."""
+    """The shedder of one application: its queue, its settings, its answers."""
 
     def __init__(
         self,

@@ -15,10 +15,10 @@ from onefold._policy.shedder import Shedder, SheddingConfig
 from tests.policy.properties import planted, properties
 
 
-def door_of(
+def make_queue(
     limit: int = 1, *, queue: int = 3, wait_s: float = 100.0, make: type[AdmissionQueue] = AdmissionQueue
 ) -> AdmissionQueue:
-    """A door whose limit stays, and whose target is a tenth of a second."""
+    """A queue whose limit stays, and whose target is a tenth of a second."""
     terms = LimiterConfig(initial=limit, least=limit, most=limit)
     wait = SheddingConfig(target_least_s=0.1, target_most_s=0.1)
     return make(Limiter(Aimd(), terms), Shedder(wait), queue_most=queue, wait_most_s=wait_s)
@@ -31,7 +31,7 @@ def waiting(queue: AdmissionQueue, now: float, *, priority: int = 0, deadline: f
 
 
 def overloaded(*, queue: int = 3) -> AdmissionQueue:
-    """At 2 seconds: a door where nobody waited less than half a second for two intervals; one runs, nobody waits."""
+    """At 2 seconds: a queue where nobody waited less than half a second for two intervals; one runs, nobody waits."""
     shedder = Shedder(SheddingConfig(target_least_s=0.1, target_most_s=0.1))
     for tenth in range(21):
         shedder.admit(0.5, tenth / 10)
@@ -42,7 +42,7 @@ def overloaded(*, queue: int = 3) -> AdmissionQueue:
 
 
 def test_who_finds_room_enters_and_who_does_not_waits() -> None:
-    queue = door_of(2)
+    queue = make_queue(2)
     assert queue.arrive(0.0) is None
     assert queue.arrive(0.0) is None
     third = waiting(queue, 0.1)
@@ -54,7 +54,7 @@ def test_who_finds_room_enters_and_who_does_not_waits() -> None:
 
 
 def test_the_first_that_came_goes_first() -> None:
-    queue = door_of()
+    queue = make_queue()
     queue.arrive(0.0)
     tickets = [waiting(queue, number / 100) for number in range(3)]
     for ticket in tickets:
@@ -70,7 +70,7 @@ def test_in_overload_the_newest_goes_first() -> None:
 
 
 def test_the_most_important_goes_first_overloaded_or_not() -> None:
-    usual = door_of()
+    usual = make_queue()
     usual.arrive(2.0)
     for queue in (usual, overloaded()):
         low, high, normal = (waiting(queue, 2.0, priority=priority) for priority in (-1, 1, 0))
@@ -87,7 +87,7 @@ def test_in_overload_who_waited_too_long_is_shed_whenever_a_place_is_free() -> N
 
 
 def test_without_overload_a_long_wait_alone_sheds_nobody() -> None:
-    queue = door_of()
+    queue = make_queue()
     queue.arrive(0.0)
     ticket = waiting(queue, 0.0)
     assert queue.leave(9.0, 9.0) == [ticket]
@@ -149,7 +149,7 @@ def test_deadlines_below_the_service_time_do_not_shrink_the_limit_for_the_others
     assert limit_found(rude=rude) == pytest.approx(limit_found(rude=0), rel=0.1)
 
 
-def test_the_check_finds_a_door_that_believes_every_deadline() -> None:
+def test_the_check_finds_a_queue_that_believes_every_deadline() -> None:
     assert limit_found(rude=7, make=Gullible) < 0.5 * limit_found(rude=0)
 
 
@@ -171,7 +171,7 @@ def test_deadlines_that_a_crowd_makes_too_short_do_shrink_it() -> None:
 
 
 def test_a_full_queue_turns_the_newcomer_away() -> None:
-    queue = door_of(queue=2)
+    queue = make_queue(queue=2)
     queue.arrive(0.0)
     waiting(queue, 0.0)
     waiting(queue, 0.0)
@@ -181,7 +181,7 @@ def test_a_full_queue_turns_the_newcomer_away() -> None:
 
 
 def test_without_a_queue_nobody_waits() -> None:
-    queue = door_of(queue=0)
+    queue = make_queue(queue=0)
     queue.arrive(0.0)
     assert waiting(queue, 0.0).verdict == "queue full"
     assert queue.leave(0.1, 0.1) == []
@@ -189,7 +189,7 @@ def test_without_a_queue_nobody_waits() -> None:
 
 
 def test_a_more_important_newcomer_displaces_the_last_of_the_least_important() -> None:
-    queue = door_of(queue=3)
+    queue = make_queue(queue=3)
     queue.arrive(0.0)
     first, last, middle = (waiting(queue, 0.0, priority=priority) for priority in (-1, -1, 0))
     important = waiting(queue, 0.0, priority=1)
@@ -209,13 +209,13 @@ def test_in_overload_a_full_queue_turns_the_oldest_away_for_its_equal() -> None:
 
 @pytest.mark.parametrize("deadline", [1.0, 0.5, -3.0])
 def test_a_deadline_that_has_passed_turns_away_even_where_there_is_room(deadline: float) -> None:
-    queue = door_of()
+    queue = make_queue()
     assert waiting(queue, 1.0, deadline=deadline).verdict == "deadline"
     assert (queue.running, queue.waiting) == (0, 0)
 
 
 def test_a_deadline_that_passes_in_the_queue_is_found_when_its_turn_comes() -> None:
-    queue = door_of()
+    queue = make_queue()
     queue.arrive(0.0)
     late, next_one = waiting(queue, 0.0, deadline=0.5), waiting(queue, 0.0, deadline=0.6)
     assert late.until == 0.5
@@ -234,7 +234,7 @@ def test_a_deadline_that_passes_in_the_queue_is_found_when_its_turn_comes() -> N
     ],
 )
 def test_a_wait_ends_with_its_deadline_or_its_bound(deadline: float | None, now: float, verdict: str | None) -> None:
-    queue = door_of(wait_s=2.0)
+    queue = make_queue(wait_s=2.0)
     queue.arrive(0.0)
     ticket = waiting(queue, 0.0, deadline=deadline)
     queue.time_out(ticket, now)
@@ -245,7 +245,7 @@ def test_a_wait_ends_with_its_deadline_or_its_bound(deadline: float | None, now:
 
 
 def test_who_gives_up_in_the_queue_is_forgotten() -> None:
-    queue = door_of()
+    queue = make_queue()
     queue.arrive(0.0)
     gone, stays = waiting(queue, 0.0), waiting(queue, 0.0)
     assert queue.give_up(gone, 0.1) == []
@@ -254,7 +254,7 @@ def test_who_gives_up_in_the_queue_is_forgotten() -> None:
 
 
 def test_who_gives_up_when_told_to_enter_passes_the_place_on() -> None:
-    queue = door_of()
+    queue = make_queue()
     queue.arrive(0.0)
     gone, next_one = waiting(queue, 0.0), waiting(queue, 0.0)
     assert queue.leave(0.1, 0.1) == [gone]
@@ -265,7 +265,7 @@ def test_who_gives_up_when_told_to_enter_passes_the_place_on() -> None:
 
 
 def test_who_gives_up_after_being_turned_away_changes_nothing() -> None:
-    queue = door_of(queue=0)
+    queue = make_queue(queue=0)
     queue.arrive(0.0)
     refused = waiting(queue, 0.0)
     assert queue.give_up(refused, 0.1) == []
@@ -323,7 +323,7 @@ STEPS = st.lists(
 
 
 class Audit:
-    """Runs a script against a door, as its adapters would, and keeps the books beside it."""
+    """Runs a script against a queue, as its adapters would, and keeps the books beside it."""
 
     def __init__(self, queue: AdmissionQueue) -> None:
         self.queue = queue
@@ -390,11 +390,11 @@ class Audit:
         assert not self.queued or self.running == self.queue.limit, "somebody waits while there is room"
 
 
-def check_door(make: type[AdmissionQueue], how: settings = properties) -> None:
+def check_queue(make: type[AdmissionQueue], how: settings = properties) -> None:
     @how
     @given(st.integers(1, 3), STEPS)
     def check(limit: int, steps: list[Step]) -> None:
-        audit = Audit(door_of(limit, make=make))
+        audit = Audit(make_queue(limit, make=make))
         for kind, after_cs, choice in steps:
             audit.step(kind, after_cs, choice)
         while audit.running:
@@ -405,7 +405,7 @@ def check_door(make: type[AdmissionQueue], how: settings = properties) -> None:
 
 
 def test_the_limit_holds_every_ticket_has_one_verdict_and_nobody_waits_beside_a_free_place() -> None:
-    check_door(AdmissionQueue)
+    check_queue(AdmissionQueue)
 
 
 class LosesWakeUps(AdmissionQueue):
@@ -462,4 +462,4 @@ class DisplacesAnybody(AdmissionQueue):
 @pytest.mark.parametrize("make", [LosesWakeUps, DropsAPlace, KeepsThePlace, Unfair, Boundless, DisplacesAnybody])
 def test_the_audit_finds_a_planted_bug(make: type[AdmissionQueue]) -> None:
     with pytest.raises(AssertionError):
-        check_door(make, planted)
+        check_queue(make, planted)
