@@ -1,4 +1,4 @@
-"""Makes flows of natural writes: arguments are checked where they are written, and become flows.
+"""Natural writes as flows. Arguments are checked where they are written.
 
 What depends on the shape of a call alone is checked and prepared once (`plans.py`); values are checked each time.
 """
