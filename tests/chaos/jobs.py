@@ -23,7 +23,7 @@ from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Broker, Subscription
 from onefold._outbox.claimed_rows import COLUMNS, read
-from onefold._outbox.relay_session import RelaySession, Sent
+from onefold._outbox.relay_session import RelaySession, TickResult
 from onefold._worker import consumer_runner, consumer_worker, relay_loop
 from onefold._worker.relay_loop import Relay
 from onefold.errors import MessageRefused
@@ -180,11 +180,11 @@ class AckingFirst(Passing):
 class MarkingFirst(RelaySession):
     """Marks what it is about to publish."""
 
-    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> Sent:
+    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> TickResult:
         rows = await with_connection(lambda: self._claim(rows_max or self._settings.batch_max, touring=probing))
         if not rows:
-            return Sent()
-        sent = Sent(claimed=len(rows), confirmed=[row.position for row in rows])
+            return TickResult()
+        sent = TickResult(claimed=len(rows), confirmed=[row.position for row in rows])
         await with_connection(lambda: self._mark(sent))
         await self._publish(rows)
         return sent

@@ -15,7 +15,7 @@ from onefold._client.journal.flow import Journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
 from onefold._console import key_search
 from onefold._idempotency import stored_keys
-from onefold._idempotency.cache.cached_store import identify
+from onefold._idempotency.cache.cached_store import read_database_id
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
 from onefold._inbox import discard_and_skip, failed_messages, pausing, redrive, registry
@@ -193,7 +193,7 @@ async def clock(database: AsyncDatabase[Any]) -> None:
 
 async def answer_cache(database: AsyncDatabase[Any]) -> None:
     """A shared cache learns which database its answers are of."""
-    assert await _run(database, identify("postgres"))
+    assert await _run(database, read_database_id("postgres"))
 
 
 async def activity(database: AsyncDatabase[Any]) -> None:

@@ -255,7 +255,7 @@ async def test_a_transaction_block_has_hooks(once: AsyncOnefold) -> None:
     assert told == ["kept", "undone"]
 
 
-async def test_a_handling_block_has_hooks(once: AsyncOnefold) -> None:
+async def test_a_handled_message_has_hooks(once: AsyncOnefold) -> None:
     told: list[str] = []
     with suppress(Refused):
         async with once.handling("mail", "m1") as tx:

@@ -260,7 +260,7 @@ def in_block(once: Onefold, user: User) -> None:
         user.end()
 
 
-def in_handling_block(once: Onefold, user: User) -> None:
+def in_handled_message(once: Onefold, user: User) -> None:
     with once.handling("mail", user.name) as tx:
         assert tx is not None
         user.begin(tx)
@@ -269,7 +269,7 @@ def in_handling_block(once: Onefold, user: User) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
-@pytest.mark.parametrize("work", [in_keyed_view, in_unkeyed_view, in_block, in_handling_block])
+@pytest.mark.parametrize("work", [in_keyed_view, in_unkeyed_view, in_block, in_handled_message])
 def test_wherever_its_thread_is_interrupted_a_transaction_is_concluded_once_and_truly(
     sqlite_path: Path, work: Callable[[Onefold, User], None], fails: bool
 ) -> None:

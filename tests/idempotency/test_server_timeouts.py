@@ -13,7 +13,7 @@ from onefold._app.migrations import MIGRATIONS
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Ask
 from onefold._idempotency.unkeyed import UnkeyedStore, unkeyed_ask
-from onefold._inbox.ledger_entry import LedgerEntry
+from onefold._inbox.handling_flows import HandlingFlows
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.plain_transaction import PlainTransaction
@@ -34,7 +34,7 @@ def without_key(lease_s: float) -> Flow[Any]:
 
 
 def of_a_message(lease_s: float) -> Flow[Any]:
-    return LedgerEntry("postgres", "mail", "m-1", lease_s=lease_s).begin()
+    return HandlingFlows("postgres", "mail", "m-1", lease_s=lease_s).begin()
 
 
 every_transaction = pytest.mark.parametrize("opening", [with_key, without_key, of_a_message])

@@ -14,7 +14,7 @@ from onefold._inbox.redrive import FailedMessageNotFit
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn
+from onefold._inbox.version_order import Early, Late, StreamPosition, Turn, decide_turn
 from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
@@ -41,21 +41,21 @@ async def progress(backend: Backend) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("stand", "at", "verdict"),
     [
-        (Stand(5, 3, None, None), (5, 4), Turn),
-        (Stand(5, 3, None, None), (5, 5), Early),
-        (Stand(5, 3, None, None), (5, 3), Late),
-        (Stand(5, 3, None, None), (4, 9), Late),
-        (Stand(5, 3, None, None), (6, 1), Turn),
-        (Stand(5, 3, None, None), (6, 2), Early),
-        (Stand(5, 0, None, None), (5, 1), Turn),
-        (Stand(5, 0, None, None), (5, 7), Early),
-        (Stand(5, 0, 10, 9), (5, 7), Early),
-        (Stand(5, 0, 0, 9), (5, 7), Turn),
-        (Stand(5, 0, -1, None), (5, 7), Turn),
-        (Stand(5, 0, -1, 6), (5, 7), Early),
+        (StreamPosition(5, 3, None, None), (5, 4), Turn),
+        (StreamPosition(5, 3, None, None), (5, 5), Early),
+        (StreamPosition(5, 3, None, None), (5, 3), Late),
+        (StreamPosition(5, 3, None, None), (4, 9), Late),
+        (StreamPosition(5, 3, None, None), (6, 1), Turn),
+        (StreamPosition(5, 3, None, None), (6, 2), Early),
+        (StreamPosition(5, 0, None, None), (5, 1), Turn),
+        (StreamPosition(5, 0, None, None), (5, 7), Early),
+        (StreamPosition(5, 0, 10, 9), (5, 7), Early),
+        (StreamPosition(5, 0, 0, 9), (5, 7), Turn),
+        (StreamPosition(5, 0, -1, None), (5, 7), Turn),
+        (StreamPosition(5, 0, -1, 6), (5, 7), Early),
     ],
 )
-def test_the_judgement(stand: Stand, at: tuple[int, int], verdict: type) -> None:
+def test_the_judgement(stand: StreamPosition, at: tuple[int, int], verdict: type) -> None:
     assert isinstance(decide_turn(stand, *at, wait_ms=5000), verdict)
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from onefold._inbox.handling import Inbox
+from onefold._inbox.handling_flows import HandlingFlows
 from onefold._inbox.keeping import park
-from onefold._inbox.ledger_entry import LedgerEntry
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.retention import reap
 from onefold._inbox.sql import STATEMENTS
@@ -88,7 +88,7 @@ async def test_deliveries_at_once_that_see_an_id_free_and_taken_handle_it_once(t
 async def test_a_ledger_entry_apart_waits_for_one_that_saw_the_id_free(on_postgres: Backend) -> None:
     """Between their looks another source's message of this id became a dead letter."""
     backend = on_postgres
-    first, second = (LedgerEntry("postgres", "billing", "1001", source=US, lease_s=60.0) for _ in range(2))
+    first, second = (HandlingFlows("postgres", "billing", "1001", source=US, lease_s=60.0) for _ in range(2))
     inside, outside = backend.executor()[0], backend.executor()[0]
     assert await run_async(first.begin(), inside)
     dead = stored_from_delivery(delivery(sale(EU))).values()
@@ -230,7 +230,7 @@ async def test_what_came_without_a_source_is_known_by_its_id_alone(till: Till) -
 
     async def begins(name: str, source: str | None) -> bool:
         executor, _ = backend.executor()
-        entry = LedgerEntry(backend.dialect, "billing", name, source=source, lease_s=60)
+        entry = HandlingFlows(backend.dialect, "billing", name, source=source, lease_s=60)
         new = await run_async(entry.begin(), executor)
         if new:
             await run_async(entry.commit(()), executor)

@@ -16,7 +16,7 @@ from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import ClaimedRow
 from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, Sent
+from onefold._outbox.relay_session import RelaySession, TickResult
 from onefold._outbox.retention import forget
 from onefold.errors import (
     StoreError,
@@ -139,8 +139,8 @@ def kill(crossing: Crossing) -> None:
 class Hasty(RelaySession):
     """A planted mistake: rows are marked as published before they are."""
 
-    async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
-        sent = Sent(claimed=len(rows), confirmed=[row.position for row in rows])
+    async def _publish(self, rows: Sequence[ClaimedRow]) -> TickResult:
+        sent = TickResult(claimed=len(rows), confirmed=[row.position for row in rows])
         await with_connection(lambda: self._mark(sent))
         return await super()._publish(rows)
 

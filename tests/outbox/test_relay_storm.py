@@ -113,7 +113,7 @@ class Storm:
         )
 
     async def be_overtaken(self, messages: list[Message]) -> None:
-        """Stand still until another relay has published a later version of one of these keys."""
+        """StreamPosition still until another relay has published a later version of one of these keys."""
         mine = {message.key: message.version or 0 for message in messages if message.key}
 
         def is_overtaken() -> bool:

@@ -41,7 +41,7 @@ def ask(machine: StepOrder, kind: StepKind, name: str, **options: Any) -> Any:
 
 def run(machine: StepOrder, kind: StepKind, name: str) -> None:
     assert isinstance(ask(machine, kind, name), NewStep)
-    machine.done(b"null")
+    machine.mark_done(b"null")
 
 
 # --- rules -----------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_a_renamed_step_finds_its_record_and_keeps_its_key() -> None:
 def test_a_name_that_another_step_had_formerly_cannot_be_used_for_a_second_one() -> None:
     machine = points()
     ask(machine, "call", "charge", formerly=("pay",))
-    machine.done(b"1")
+    machine.mark_done(b"1")
     with pytest.raises(WorkMisused, match="has used the name 'pay' already"):
         ask(machine, "call", "pay")
 
@@ -98,7 +98,7 @@ def test_two_steps_at_once_are_refused() -> None:
         ask(machine, "phase", "note")
     with pytest.raises(WorkMisused, match="finish of POST /rides was called while call 'charge' runs"):
         machine.finish()
-    machine.done(b"1")
+    machine.mark_done(b"1")
     run(machine, "phase", "note")
 
 
@@ -124,8 +124,8 @@ def test_code_that_ends_before_all_that_is_recorded_was_asked_for_is_refused(end
 def test_a_call_that_must_not_be_made_twice_is_marked_and_never_made_again() -> None:
     machine = points()
     assert ask(machine, "call", "charge", repeatable=False) == NewStep(0, "charge", marked=True)
-    machine.started()
-    machine.failed()
+    machine.mark_started()
+    machine.mark_failed()
     assert ask(machine, "call", "charge", repeatable=False) == Unknown(started(0, "charge"))
     assert ask(points(started(0, "charge")), "call", "charge", repeatable=False) == Unknown(started(0, "charge"))
 
@@ -138,11 +138,11 @@ def test_a_started_call_that_has_become_repeatable_is_made_again_under_its_recor
 def test_a_step_that_raised_may_be_asked_for_again_at_once_and_not_later() -> None:
     machine = points()
     assert ask(machine, "call", "charge") == NewStep(0, "charge", marked=False)
-    machine.failed()
+    machine.mark_failed()
     assert ask(machine, "call", "charge") == NewStep(0, "charge", marked=False)
-    machine.failed()
+    machine.mark_failed()
     assert ask(machine, "phase", "note") == NewStep(1, "note", marked=False)
-    machine.done(b"1")
+    machine.mark_done(b"1")
     with pytest.raises(WorkMisused, match="has used the name 'charge'"):
         ask(machine, "call", "charge")
 
@@ -151,7 +151,7 @@ def test_what_was_recorded_after_a_step_that_raised_answers_where_it_raises_agai
     machine = points(done(0, "create"), done(2, "declined"))
     ask(machine, "phase", "create")
     assert ask(machine, "call", "charge") == NewStep(1, "charge", marked=False)
-    machine.failed()
+    machine.mark_failed()
     assert isinstance(ask(machine, "phase", "declined"), RecordedResult)
 
 
@@ -159,7 +159,7 @@ def test_a_step_that_succeeds_where_it_had_raised_does_not_go_another_way_in_sil
     machine = points(done(0, "create"), done(2, "declined"))
     ask(machine, "phase", "create")
     ask(machine, "call", "charge")
-    machine.done(b"1")
+    machine.mark_done(b"1")
     with pytest.raises(WorkChanged, match="recorded phase 'declined'"):
         ask(machine, "phase", "ship")
 
@@ -231,20 +231,20 @@ class World:
             self.records[following.position] = RecordedStep(
                 following.position, following.name, op.kind, "started", None
             )
-            machine.started()
+            machine.mark_started()
         self.crash(crashes)
         if any(each.name == op.name and each.state == "done" for each in self.records.values()):
             self.repeated.append(op.name)
         if op.kind == "call" or not op.declines:
             self.effects[op.name] = self.effects.get(op.name, 0) + 1
         if op.declines:
-            machine.failed()
+            machine.mark_failed()
             return None
         self.crash(crashes)
         result = op.name.encode()
         self.records[following.position] = RecordedStep(following.position, following.name, op.kind, "done", result)
         self.crash(crashes)
-        machine.done(result)
+        machine.mark_done(result)
         return result
 
     def crash(self, crashes: Iterator[bool]) -> None:

@@ -136,7 +136,7 @@ async def test_between_processes_on_sqlite_both_the_relay_and_the_consumer_are_w
     desk = Desk(consumer)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(at_work(consumer, consumer.consuming()))
-        await until(lambda: bool(consumer._news._signals))
+        await until(lambda: bool(consumer._wakeups._signals))
         await stack.enter_async_context(at_work(relay, relay.relaying(**SELDOM)))
         for number in range(3):
             await publish(writer, number)

@@ -26,7 +26,7 @@ from onefold._inbox.pausing import pause
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message as Sent
 from onefold._kernel.runners import run_async
-from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, News
+from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, Wakeups
 from onefold._kernel.wakeup_signals import OUTBOX_CHANNEL as CHANNEL
 from onefold._worker import notify_listener, wakeup
 from onefold._worker.notify_listener import listening
@@ -133,13 +133,13 @@ async def test_a_commit_is_told_to_other_processes(face: AnyOnefold, postgres_ds
 
 async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_dsn: str) -> None:
     """On a connection that is replaced when it is lost, and does not go back to its pool."""
-    heard, news = News(), News()
+    heard, wakeups = Wakeups(), Wakeups()
     signal = heard.listen()
     database = face._for_workers()
     teller = await asyncpg.connect(postgres_dsn)
-    async with listening(database, heard.set, news=news):
+    async with listening(database, heard.set, wakeups=wakeups):
         for _ in range(2):
-            await until(lambda: bool(news.heard))
+            await until(lambda: bool(wakeups.listeners))
             signal.clear()
             await teller.execute(f"NOTIFY {CHANNEL}")
             assert await signal.wait(PATIENCE_S)
@@ -147,8 +147,8 @@ async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_d
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> "
                 "pg_backend_pid()"
             )
-            await until(lambda: not news.heard)
-    assert not news.heard
+            await until(lambda: not wakeups.listeners)
+    assert not wakeups.listeners
     await teller.close()
 
 
@@ -156,7 +156,7 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
     face: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its relay has been told by a signal: woken twice, it would look in vain while the consumer is at work."""
-    judge, news = notify_listener._NotifyListener._dispatch, News()
+    judge, wakeups = notify_listener._NotifyListener._dispatch, Wakeups()
     judged: list[str] = []
     heard: list[int] = []
 
@@ -166,8 +166,8 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
 
     monkeypatch.setattr(notify_listener._NotifyListener, "_dispatch", note)
     sender = face._notifier.sender
-    async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, news=news):
-        await until(lambda: bool(news.heard))
+    async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, wakeups=wakeups):
+        await until(lambda: bool(wakeups.listeners))
         await publish(face, 1)
         await until(lambda: judged == [sender])
         assert heard == [1], "when it began to listen, and not again"
@@ -182,9 +182,9 @@ async def test_a_connection_that_is_listened_on_no_more_leaves_without_a_word(
     face: AnyOnefold, postgres_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pool of psycopg warns of connections that come back closed, and nothing was wrong."""
-    news = News()
-    async with listening(face._for_workers(), lambda: None, news=news):
-        await until(lambda: bool(news.heard))
+    wakeups = Wakeups()
+    async with listening(face._for_workers(), lambda: None, wakeups=wakeups):
+        await until(lambda: bool(wakeups.listeners))
     await publish(face, 1)  # on the same connection, where it has gone back
     teller = await asyncpg.connect(postgres_dsn)
     found = await teller.fetch("SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> pg_backend_pid()")
@@ -297,7 +297,7 @@ async def test_the_same_within_a_process_on_sqlite(kind: type[AnyOnefold], sqlit
     once = kind(sqlite_path, source="shop")
     desk = Desk(once)
     async with at_work(once, once.consuming()):
-        await until(lambda: bool(once._news._signals))
+        await until(lambda: bool(once._wakeups._signals))
         async with at_work(once, once.relaying(**SELDOM)):
             for number in range(3):
                 await publish(once, number)
@@ -324,11 +324,11 @@ async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
 ) -> None:
     """In a minute: every 15 seconds, which is half a lease, where it hears of other processes, ten times a second where
     it does not."""
-    database, clock, news = async_database(str(sqlite_path)), Clock(), News()
+    database, clock, wakeups = async_database(str(sqlite_path)), Clock(), Wakeups()
     await run_async(migrate("sqlite", MIGRATIONS["sqlite"]), TaskExecutor(database))
     if heard:
-        news.heard.add("a listener")
-    broker = LocalBroker(database, news=news)
+        wakeups.listeners.add("a listener")
+    broker = LocalBroker(database, wakeups=wakeups)
     subscription = await broker.subscribe("fulfilment", ["order.placed"])
     looks = 0
     take = broker._take
@@ -346,7 +346,7 @@ async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
     assert 0 < looks <= looks_max
     await broker.publish([Sent(id="m1", source="shop", topic="order.placed", data=b"{}")])
     clock.now -= 0.01  # it is not time to look
-    assert len(await subscription.receive(10, PATIENCE_S)) == 1, "news is looked for at once"
+    assert len(await subscription.receive(10, PATIENCE_S)) == 1, "what was signalled is looked for at once"
     looks = 0
     for _ in range(500):
         assert await subscription.receive(10, 0.0) == []
@@ -390,7 +390,7 @@ async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_i
             for listens in looks
         }
         running = [asyncio.create_task(relay.run(stop)) for relay in relays.values()]
-        await until(lambda: bool(relays[True]._news.heard))
+        await until(lambda: bool(relays[True]._wakeups.listeners))
         await until(lambda: looks[False] > 10)
         for listens in looks:
             looks[listens] = 0
@@ -403,26 +403,26 @@ async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_i
 
 async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As through a pooler that shares sessions between clients: LISTEN is taken, and what is told goes elsewhere."""
-    heard, news = asyncio.Event(), News()
+    heard, wakeups = asyncio.Event(), Wakeups()
     monkeypatch.setattr(notify_listener, "_NOTIFY", "SELECT $1::text, $2::text")
-    async with made(FACES["asyncpg"], postgres_dsn) as once, listening(once._for_workers(), heard.set, news=news):
+    async with made(FACES["asyncpg"], postgres_dsn) as once, listening(once._for_workers(), heard.set, wakeups=wakeups):
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
         heard.clear()
         await publish(once, 1)
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
-        assert not news.heard
+        assert not wakeups.listeners
 
 
 @pytest.mark.usefixtures("no_polls")
 async def test_an_operators_action_wakes_relays_and_consumers_of_other_processes(postgres_dsn: str) -> None:
     async with made(FACES["asyncpg"], postgres_dsn) as once:
-        news, heard = News(), asyncio.Event()
-        acted = news.actions.listen()
+        wakeups, heard = Wakeups(), asyncio.Event()
+        acted = wakeups.actions.listen()
         async with (
-            listening(once._for_workers(), heard.set, news=News()),
-            listening(once._for_workers(), lambda: None, channel=DELIVERY_CHANNEL, news=news),
+            listening(once._for_workers(), heard.set, wakeups=Wakeups()),
+            listening(once._for_workers(), lambda: None, channel=DELIVERY_CHANNEL, wakeups=wakeups),
         ):
-            await until(lambda: bool(news.heard))
+            await until(lambda: bool(wakeups.listeners))
             heard.clear()
             assert await run_flow(once, lambda dialect: pause(dialect, "fulfilment", "ada"))
             await asyncio.wait_for(heard.wait(), PATIENCE_S)

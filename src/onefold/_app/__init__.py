@@ -112,10 +112,10 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         self._check_outside("once.handling()")
         self._ledger.check(consumer, retention_s)
         executor = ThreadExecutor(self._database)
-        entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
+        flows = self._handling_flows(consumer, message_id, source, lease_s, dead_letter_on, delivery)
         with self._trace_handling(consumer, message_id, delivery) as note:
-            if note(run(entry.begin(), executor)):
-                with block(self._new_transaction(executor), entry, executor) as tx:
+            if note(run(flows.begin(), executor)):
+                with block(self._new_transaction(executor), flows, executor) as tx:
                     yield tx
             else:
                 yield None
@@ -288,10 +288,10 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         self._check_outside("once.handling()")
         self._ledger.check(consumer, retention_s)
         executor = TaskExecutor(self._database)
-        entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
+        flows = self._handling_flows(consumer, message_id, source, lease_s, dead_letter_on, delivery)
         with self._trace_handling(consumer, message_id, delivery) as note:
-            if note(await run_async(entry.begin(), executor)):
-                handled = async_block(self._new_transaction(executor), entry, executor)
+            if note(await run_async(flows.begin(), executor)):
+                handled = async_block(self._new_transaction(executor), flows, executor)
                 async with handled as tx, asyncio.timeout(lease_s):  # on SQLite every other writer waits for it
                     yield tx
             else:

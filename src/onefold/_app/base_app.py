@@ -20,7 +20,7 @@ from onefold._http.reaper import EVERY_S
 from onefold._http.route_policy import SETTINGS_OF_ROUTES, Authorize, Principal, Settings
 from onefold._idempotency.encryption import Sealer
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.current_transaction import handling
+from onefold._kernel.current_transaction import current_transaction
 from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
@@ -31,7 +31,7 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
 from onefold._kernel.tracing import tracer_of
 from onefold._kernel.typos import refuse_unknown
-from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, OUTBOX_CHANNEL, News
+from onefold._kernel.wakeup_signals import DELIVERY_CHANNEL, OUTBOX_CHANNEL, Wakeups
 from onefold._natural import natural_writes
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from onefold._http.shedding import Shedding
     from onefold._idempotency.cache.answer_cache import CacheSettings
     from onefold._inbox.consumer import Consumer, Order
-    from onefold._inbox.ledger_entry import LedgerEntry
+    from onefold._inbox.handling_flows import HandlingFlows
     from onefold._worker.consumer_runner import ConsumerRunner
     from onefold._worker.embedded import Work
     from onefold._worker.relay_loop import Relay
@@ -170,7 +170,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         if (wake := self._make_wake()) is not None:
             self._outbox.committed.append(wake)
         self._consumers, self._recurring, self._published = [], [], []
-        self._broker, self._news, self._natural = broker, News(), natural_writes()
+        self._broker, self._wakeups, self._natural = broker, Wakeups(), natural_writes()
         self._ledger = LedgerReaper(self._database.dialect)
         self._begin_activity(activity)
 
@@ -278,13 +278,13 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             transaction=self._new_transaction,
             steps=self._message_steps(),
             listener=join(self._layer.listener, listener),
-            news=broker.news if isinstance(broker, LocalBroker) else None,
+            wakeups=broker.wakeups if isinstance(broker, LocalBroker) else None,
         )
         if begun is not None:
             begun(consuming)
         if isinstance(broker, LocalBroker):
-            news = broker.news
-            async with listening(database, news.set, channel=DELIVERY_CHANNEL, sender=news.sender, news=news):
+            wakeups, sender = broker.wakeups, broker.wakeups.sender
+            async with listening(database, wakeups.set, channel=DELIVERY_CHANNEL, sender=sender, wakeups=wakeups):
                 await consuming.run(stop, subscribed)
         else:
             await consuming.run(stop, subscribed)
@@ -296,7 +296,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
     def _check_outside(self, what: str) -> None:
         """A handler has its transaction. A second one would commit apart from it: kept though the handler fails, and
         again when it is repeated."""
-        guarded, tx = current_request.get(), handling.get()
+        guarded, tx = current_request.get(), current_transaction.get()
         tx = guarded.tx if guarded is not None and tx is None else tx
         if tx is not None and tx.is_open_for(self._outbox.new_buffer):
             handler = "a consumer's handler or a phase" if guarded is None else f"the handler of {guarded.operation}"
@@ -307,7 +307,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
                 "(onefold.flask); tx.savepoint() is for a part that may fail alone"
             )
 
-    def _entry(
+    def _handling_flows(
         self,
         consumer: str,
         message_id: str,
@@ -315,10 +315,10 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         lease_s: float,
         dead_letter_on: tuple[type[Exception], ...],
         delivery: Delivery | None,
-    ) -> LedgerEntry:
-        from onefold._inbox.ledger_entry import LedgerEntry
+    ) -> HandlingFlows:
+        from onefold._inbox.handling_flows import HandlingFlows
 
-        return LedgerEntry(
+        return HandlingFlows(
             self._database.dialect,
             consumer,
             message_id,
@@ -377,10 +377,10 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
 
             await run_async(retry_topics(database.dialect, topics), TaskExecutor(database))
 
-        self._news.sender = self._notifier.sender
+        self._wakeups.sender = self._notifier.sender
         if (ring := self._make_ring(DELIVERY_CHANNEL)) is not None:
-            self._news.notify_others = ring
-        return broker_of(broker, database, retry_awaited, self._news)
+            self._wakeups.notify_others = ring
+        return broker_of(broker, database, retry_awaited, self._wakeups)
 
 
 async def run_flow(once: BaseOnefold[Any], make_flow: Callable[[str], Flow[T]]) -> T:

@@ -11,9 +11,9 @@ import typer
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Begin": ("init", "migrate", "docs"),
-    "Processes that stay": ("relay", "consume", "complete", "console"),
+    "Long-running processes": ("relay", "consume", "complete", "console"),
     "Cron": ("reap",),
-    "Look and repair": ("doctor", "outbox", "dlq", "keys", "consumers", "recurring", "endpoints", "intents", "saga"),
+    "Inspect and repair": ("doctor", "outbox", "dlq", "keys", "consumers", "recurring", "endpoints", "intents", "saga"),
     "Plan and test": ("capacity", "storm", "verify", "metrics", "asyncapi"),
 }
 

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from onefold._client.call_executors import wait, wait_async
 from onefold._client.function_calls import FunctionCalls
-from onefold._client.stepped_call import SteppedCall
+from onefold._client.manual_attempts import ManualAttempts
 from onefold.errors import ProgrammerError
 
 
@@ -23,7 +23,7 @@ class Attempt:
 
     __slots__ = ("_call", "_over", "_wait_s")
 
-    def __init__(self, call: SteppedCall) -> None:
+    def __init__(self, call: ManualAttempts) -> None:
         self._call = call
         self._wait_s: float | None = None
         self._over = False
@@ -60,7 +60,7 @@ class AttemptLoop:
         self._calls = calls
 
     def __iter__(self) -> Iterator[Attempt]:
-        call = SteppedCall(self._calls)
+        call = ManualAttempts(self._calls)
         try:
             while True:
                 call.begin()
@@ -72,7 +72,7 @@ class AttemptLoop:
             call.close()
 
     async def __aiter__(self) -> AsyncIterator[Attempt]:
-        call = SteppedCall(self._calls)
+        call = ManualAttempts(self._calls)
         try:
             while True:
                 call.begin()

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar, cast
 
 from onefold._client.function_calls import FunctionCalls
-from onefold._client.stepped_call import SteppedCall
+from onefold._client.manual_attempts import ManualAttempts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,12 +27,12 @@ def tenacity_settings(calls: FunctionCalls) -> dict[str, Any]:
     attempt is not even begun while the breaker is open. What is known of a call is kept on its `retry_state`."""
 
     def before(state: Any) -> None:
-        call: SteppedCall = getattr(state, _CALL, None) or SteppedCall(calls)
+        call: ManualAttempts = getattr(state, _CALL, None) or ManualAttempts(calls)
         setattr(state, _CALL, call)
         call.begin()
 
     def again(state: Any) -> bool:
-        call: SteppedCall = getattr(state, _CALL)
+        call: ManualAttempts = getattr(state, _CALL)
         error = state.outcome.exception()
         if error is not None and not isinstance(error, Exception):
             call.close()
@@ -60,7 +60,7 @@ class StaminaHook:
     def __call__(self, error: Exception) -> bool | float:
         decision: bool | float | None = getattr(error, _DECISION, None)
         if decision is None:
-            call = SteppedCall(self._calls)
+            call = ManualAttempts(self._calls)
             decision = call.admit() and self._decide(call, error)
         return decision
 
@@ -84,7 +84,7 @@ class StaminaHook:
 
     @contextmanager
     def _count(self) -> Iterator[None]:
-        call = SteppedCall(self._calls)
+        call = ManualAttempts(self._calls)
         call.begin()
         try:
             yield
@@ -97,7 +97,7 @@ class StaminaHook:
             raise
         call.end(None)
 
-    def _decide(self, call: SteppedCall, error: Exception) -> bool | float:
+    def _decide(self, call: ManualAttempts, error: Exception) -> bool | float:
         wait_s = call.end(error)
         call.forgo_retry()
         if wait_s is None:

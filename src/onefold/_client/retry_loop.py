@@ -2,7 +2,7 @@
 
 Theory of operation. The loop is a flow, the same lines for threads and asyncio, and differs between kinds of calls only
 in what makes an attempt and in what its end means: an HTTP request (`http_call`), a function (`function_calls`), or an
-attempt that is made outside, by the block of a `for` loop, by tenacity or by stamina (`stepped_call`).
+attempt that is made outside, by the block of a `for` loop, by tenacity or by stamina (`manual_attempts`).
 
 The first attempt is made before the flow begins: nearly all calls need no second one, and a flow costs more than all
 that is decided about them. `finish` takes over where the first attempt did not simply succeed.

@@ -205,7 +205,7 @@ async def authenticate(
         return completing.principal
     if authorizing is not None:
         await authorize(framework, authorizing, request, body, template)
-    return await identify(framework, identifying, request, body, template)
+    return await find_principal(framework, identifying, request, body, template)
 
 
 async def authorize(
@@ -225,7 +225,7 @@ async def authorize(
         )
 
 
-async def identify(
+async def find_principal(
     framework: Framework, callee: RequestFunction, request: Request, body: bytes, template: str | None
 ) -> str:
     """The principal of the request, by the application's function."""

@@ -34,7 +34,7 @@ from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_k
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
 from onefold._kernel.clock import monotonic_s
-from onefold._kernel.current_transaction import request_at_hand
+from onefold._kernel.current_transaction import current_request as _current_request
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
@@ -393,4 +393,4 @@ class GuardedRequest(ReportedRequest, Generic[E]):
 
 
 #: The guarded request this task or thread is inside of, from admission to end.
-current_request: ContextVar[GuardedRequest[Any] | None] = request_at_hand
+current_request: ContextVar[GuardedRequest[Any] | None] = _current_request

@@ -136,7 +136,7 @@ class RequestGuard:
             # What to do about missing tables is in the text, and every request says it.
             traceback = None if isinstance(error, SchemaMissing) else error
             extra = log_extra("request.failed", **describe_request(request, operation, self._named_key(request)))
-            _log.error("%s got %d: %s", operation, response.status, error, exc_info=traceback, extra=extra)
+            _log.error("%s answered %d: %s", operation, response.status, error, exc_info=traceback, extra=extra)
         return response
 
     def _named_key(self, request: Request) -> str | None:

@@ -57,7 +57,7 @@ class RequestSteps:
             reporter=StepReporter(guarded.shared.listener, guarded.operation),
             tracer=guarded.shared.tracer,
         )
-        guarded.tx.explain(BETWEEN_STEPS)
+        guarded.tx.refuse_with(BETWEEN_STEPS)
         self._loop = asyncio.get_running_loop() if isinstance(guarded.executor, TaskExecutor) else None
 
     def of(self, *, asynchronous: bool) -> Steps:

@@ -13,7 +13,7 @@ from html import escape
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
-from onefold._http.authentication import ApplicationRefusal, authorize, identify
+from onefold._http.authentication import ApplicationRefusal, authorize, find_principal
 from onefold._http.problems import TYPE_PREFIX
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import HEADER, RequestGuard
@@ -134,7 +134,7 @@ class Pages:
             if governing is not None:
                 framework = self.guard.framework
                 await authorize(framework, governing.authorize_function, request, b"", None)
-                principal = await identify(framework, governing.principal_function, request, b"", None)
+                principal = await find_principal(framework, governing.principal_function, request, b"", None)
             if policy is None:
                 return _answer_unknown(templates if governing is not None else ())
             lines = request.values(HEADER)

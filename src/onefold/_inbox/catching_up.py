@@ -27,7 +27,7 @@ from onefold._inbox.stored_message import (
     write_held,
     write_identities,
 )
-from onefold._inbox.version_order import Early, Stand, decide_turn
+from onefold._inbox.version_order import Early, StreamPosition, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, begin_at
 from onefold._kernel.messages import Delivery
@@ -112,10 +112,10 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
     stream, epoch, _ = stream_position(stored_messages[0])
     await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.ensure(name, stream, epoch), sql.lock(name, stream)))
     [(*row, _, _, _)] = await Fetch(sql.look(name, stream, epoch, stored_messages[0].identity))
-    stand = Stand(*row)
-    verdicts = [decide_turn(stand, *stream_position(stored)[1:], wait_ms=0) for stored in stored_messages]
+    position = StreamPosition(*row)
+    verdicts = [decide_turn(position, *stream_position(stored)[1:], wait_ms=0) for stored in stored_messages]
     # Where a stream begins, more has to be looked at than how far it is.
-    if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
+    if any(not isinstance(verdict, Early) or verdict.begins or not position.version for verdict in verdicts):
         await Batch((Boundary.ROLLBACK,))
         return None
     identities = write_identities(stored_messages)

@@ -13,7 +13,7 @@ from onefold._kernel.messages import Delivery, read_again
 from onefold._kernel.topics import is_pattern
 
 
-def identify(consumer: Consumer, delivery: Delivery) -> Delivery:
+def apply_id_of(consumer: Consumer, delivery: Delivery) -> Delivery:
     """The delivery under the id that the consumer's `id_of` gives it. With that a message needs no envelope."""
     if consumer.id_of is None:
         return delivery
@@ -38,7 +38,7 @@ def reread(consumer: Consumer, stored: StoredMessage) -> StoredMessage:
     if not origin.topic and len(consumer.topics) == 1 and not is_pattern(consumer.topics[0]):
         origin = replace(origin, topic=consumer.topics[0])
     delivery = Delivery(data=stored.data, headers=stored.headers, origin=origin, problem=stored.problem)
-    found = stored_from_delivery(identify(consumer, read_again(delivery)))
+    found = stored_from_delivery(apply_id_of(consumer, read_again(delivery)))
     return replace(stored, problem=found.problem) if found.message is None else found
 
 

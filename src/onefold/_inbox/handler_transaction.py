@@ -16,7 +16,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation, InvocationCloser, Performs
 from onefold._inbox.sql.statements import Statements
 from onefold._kernel.checkout import rollback_and_release, with_connection
-from onefold._kernel.current_transaction import handling
+from onefold._kernel.current_transaction import current_transaction
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translate_refusal
 from onefold._kernel.messages import Message, pick_carried
@@ -125,11 +125,11 @@ class HandlerTransaction:
         tx.open(f"consumer {self._consumer.name!r}")
         began_at = await Now()
         try:
-            token = handling.set(tx)
+            token = current_transaction.set(tx)
             try:
                 await call()
             finally:
-                handling.reset(token)
+                current_transaction.reset(token)
             tx.check_end()
             await close_sessions(tx, True)
             tx.check_executed(f"the handler of consumer {self._consumer.name!r} returned")

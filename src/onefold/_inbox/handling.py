@@ -21,12 +21,12 @@ from typing import Any, Final
 
 from onefold._inbox.catching_up import RUN_S_MAX, StreamsBehind, park_all
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.delivery_reading import find_problem, identify
+from onefold._inbox.delivery_reading import apply_id_of, find_problem
 from onefold._inbox.failing import write_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
-from onefold._inbox.in_hand import InHand, claim, is_ours, leave, open_and_claim
+from onefold._inbox.in_hand import InHand, claim, is_ours, open_and_claim, skip_not_ours
 from onefold._inbox.keeping import begin_wait, dead_letter, park
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.processing_trace import ProcessingTrace
@@ -41,7 +41,7 @@ from onefold._inbox.stored_message import (
     stream_position,
     write_identities,
 )
-from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
+from onefold._inbox.version_order import Early, Late, StreamPosition, Turn, decide_turn, is_stale
 from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Release, Statement, begin_at
@@ -70,7 +70,7 @@ _REDELIVERED: Final = "delivered again: the process that had it before did not f
 class _Go:
     """The ledger row is written: the handler runs, and these go in front of its COMMIT."""
 
-    after: tuple[Statement, ...]
+    before_commit: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Inbox:
 
     def read(self, delivery: Delivery) -> Delivery:
         """A delivery as this consumer reads it, and as `handle` wants it."""
-        return identify(self.consumer, delivery)
+        return apply_id_of(self.consumer, delivery)
 
     async def handle(self, delivery: Delivery, tx: OwnedTransaction[Any]) -> InboxEvent:
         """Handle a delivery. When this returns the broker may forget it; StoreError: nothing is known, give it back."""
@@ -214,9 +214,9 @@ class Inbox:
             await Release()
             return opened
         if self._stepped is None:
-            error = await self._run([stored], tx, opened.after)
+            error = await self._run([stored], tx, opened.before_commit)
         else:
-            if isinstance(outcome := await self._stepped.run(stored, opened.after), Duplicate | Parked):
+            if isinstance(outcome := await self._stepped.run(stored, opened.before_commit), Duplicate | Parked):
                 return outcome
             error = outcome
             if await self._stepped.finds_id_taken(stored, error):
@@ -258,7 +258,7 @@ class Inbox:
             await Batch(opening)
         # Its row was there, or is not ours to write: find out which.
         if not await is_ours(sql, name, stored):
-            return await leave(name, stored)
+            return await skip_not_ours(name, stored)
         if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
             await Batch((Boundary.ROLLBACK,))
             return _IdConflict()
@@ -290,22 +290,22 @@ class Inbox:
         sql, name = self.sql, self._name
         stream, epoch, version = stream_position(stored)
         if not await is_ours(sql, name, stored):
-            return await leave(name, stored)
+            return await skip_not_ours(name, stored)
         [(*row, handled, kept, conflict)] = await Fetch(sql.look(name, stream, epoch, stored.identity))
         if handled or (kept and not isinstance(stored, FailedMessage)):
             return await self._end_as_duplicate(stored, done)
         if conflict:
             await Batch((Boundary.ROLLBACK,))
             return _IdConflict()
-        stand = Stand(*row)
+        position = StreamPosition(*row)
         write = sql.claim("none", name, stored.identity, None, kept=True)
         if self.consumer.order == "latest":
-            if is_stale(stand, epoch, version):
+            if is_stale(position, epoch, version):
                 await Batch((write, *done, Boundary.COMMIT))
                 return Dropped(name, stored.topic)
             verdict: Turn | Early | Late = Turn()
         else:
-            verdict = decide_turn(stand, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
+            verdict = decide_turn(position, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
         match verdict:
             case Turn() if self._stepped is not None:
                 # The stream waits in front of it for as long as its steps take: also one that begins with it.
@@ -314,7 +314,7 @@ class Inbox:
             case Turn():
                 return None if await Batch((write,)) else await self._end_as_duplicate(stored, done)
             case Early():
-                waits = begin_wait(sql, self.consumer, stand, stored, verdict)
+                waits = begin_wait(sql, self.consumer, position, stored, verdict)
                 await Batch((*waits, park(sql, name, stored, verdict), _COMMIT))
                 self.behind.note(stream)
                 return Parked(name, stored.topic)
@@ -336,11 +336,11 @@ class Inbox:
         return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, identities)) else None
 
     async def _run(
-        self, stored_messages: Sequence[StoredMessage], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
+        self, stored_messages: Sequence[StoredMessage], tx: OwnedTransaction[Any], before_commit: tuple[Statement, ...]
     ) -> Exception | None:
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         lookup = self.sql.handled(self._name, stored_messages[0].identity)
-        return await self._handler_tx.run(lookup, messages, tx, after)
+        return await self._handler_tx.run(lookup, messages, tx, before_commit)
 
     async def run_each(
         self,
@@ -364,7 +364,7 @@ class Inbox:
     async def _refuse(self, stored: StoredMessage, problem: str) -> InboxEvent:
         await Batch((Boundary.BEGIN,))
         if not await is_ours(self.sql, self._name, stored):
-            return await leave(self._name, stored)
+            return await skip_not_ours(self._name, stored)
         is_failed_message = isinstance(stored, FailedMessage)
         if not is_failed_message and await Fetch(self.sql.id_conflict(self._name, stored.identity)):
             stored = stored.set_apart()

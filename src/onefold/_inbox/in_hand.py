@@ -67,7 +67,7 @@ async def is_ours(sql: Statements, consumer: str, stored: StoredMessage) -> bool
     return bool(await Fetch(sql.in_hand.ours(consumer, write_held([stored]))))
 
 
-async def leave(consumer: str, stored: StoredMessage) -> Duplicate:
+async def skip_not_ours(consumer: str, stored: StoredMessage) -> Duplicate:
     """It is another process's by now, or a person's: it is not run."""
     await Batch((Boundary.ROLLBACK,))
     _log.info(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.sql.statements import Statements
 from onefold._inbox.stored_message import FailedMessage, StoredMessage, stream_position, write_held
-from onefold._inbox.version_order import Early, Stand
+from onefold._inbox.version_order import Early, StreamPosition
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement
 
@@ -21,7 +21,7 @@ def park(sql: Statements, consumer: str, stored: StoredMessage, early: Early) ->
 
 
 def begin_wait(
-    sql: Statements, consumer: Consumer, stand: Stand, stored: StoredMessage, early: Early
+    sql: Statements, consumer: Consumer, position: StreamPosition, stored: StoredMessage, early: Early
 ) -> tuple[Statement, ...]:
     """The stream waits for its beginning, if it does not yet."""
     if not early.begins:
@@ -29,7 +29,7 @@ def begin_wait(
     stream, epoch, _ = stream_position(stored)
     wait = sql.wait(consumer.name, stream, epoch, milliseconds(consumer.baseline_wait_s))
     # What is parked of the epoch that ends here will never have its turn.
-    return (wait, sql.wake(consumer.name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)
+    return (wait, sql.wake(consumer.name, stream, epoch, 0)) if epoch > position.epoch else (wait,)
 
 
 def dead_letter(sql: Statements, consumer: str, stored: StoredMessage, reason: str) -> Statement:

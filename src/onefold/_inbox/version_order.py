@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class StreamPosition:
     """How far a stream is, as seen by one message."""
 
     epoch: int
@@ -47,39 +47,39 @@ class Late:
 Verdict: TypeAlias = Turn | Early | Late
 
 
-def decide_turn(stand: Stand, epoch: int, version: int, *, wait_ms: int) -> Verdict:
+def decide_turn(position: StreamPosition, epoch: int, version: int, *, wait_ms: int) -> Verdict:
     """Under `strict`."""
-    if epoch < stand.epoch:
+    if epoch < position.epoch:
         return Late(
-            f"version {version} of epoch {epoch} came after epoch {stand.epoch} of its key had begun; it was never "
+            f"version {version} of epoch {epoch} came after epoch {position.epoch} of its key had begun; it was never "
             "handled"
         )
-    if epoch > stand.epoch:
+    if epoch > position.epoch:
         if version == 1:
             return Turn()
         return Early(f"epoch {epoch} begins with version {version}; waiting for an earlier one", True, wait_ms)
-    if stand.version == 0:
-        return _beginning(stand, version, wait_ms)
-    if version == stand.version + 1:
+    if position.version == 0:
+        return _beginning(position, version, wait_ms)
+    if version == position.version + 1:
         return Turn()
-    if version > stand.version:
-        return Early(f"version {version} waits for version {stand.version + 1} of its key", False, None)
+    if version > position.version:
+        return Early(f"version {version} waits for version {position.version + 1} of its key", False, None)
     return Late(
-        f"version {version} came after version {stand.version} of its key was handled; it was never handled itself"
+        f"version {version} came after version {position.version} of its key was handled; it was never handled itself"
     )
 
 
-def _beginning(stand: Stand, version: int, wait_ms: int) -> Verdict:
+def _beginning(position: StreamPosition, version: int, wait_ms: int) -> Verdict:
     if version == 1:
         return Turn()
-    if stand.settles_in_ms is None or stand.settles_in_ms > 0:
-        due_in_ms = wait_ms if stand.settles_in_ms is None else stand.settles_in_ms
+    if position.settles_in_ms is None or position.settles_in_ms > 0:
+        due_in_ms = wait_ms if position.settles_in_ms is None else position.settles_in_ms
         return Early(f"version {version} is the first of its key; waiting for an earlier one", True, due_in_ms)
-    if stand.smallest_kept is None or version <= stand.smallest_kept:
+    if position.smallest_kept is None or version <= position.smallest_kept:
         return Turn()
-    return Early(f"version {version} waits for version {stand.smallest_kept} of its key", False, None)
+    return Early(f"version {version} waits for version {position.smallest_kept} of its key", False, None)
 
 
-def is_stale(stand: Stand, epoch: int, version: int) -> bool:
+def is_stale(position: StreamPosition, epoch: int, version: int) -> bool:
     """Under `latest`."""
-    return (epoch, version) <= (stand.epoch, stand.version)
+    return (epoch, version) <= (position.epoch, position.version)

@@ -11,10 +11,10 @@ from typing import Any
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction
 
-handling: ContextVar[OwnedTransaction[Any] | None] = ContextVar("onefold_handling", default=None)
+current_transaction: ContextVar[OwnedTransaction[Any] | None] = ContextVar("onefold_current_transaction", default=None)
 
 #: The request, from admission to end. Of the HTTP layer's own class.
-request_at_hand: ContextVar[Any] = ContextVar("onefold_current_request", default=None)
+current_request: ContextVar[Any] = ContextVar("onefold_current_request", default=None)
 
 #: The transactions of the blocks (`once.transaction()`, `once.handling(...)`) that this task or thread is inside of.
 _blocks: ContextVar[tuple[OwnedTransaction[Any], ...]] = ContextVar("onefold_blocks", default=())
@@ -45,17 +45,17 @@ def _database_of(executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> object:
 
 def call_in(tx: OwnedTransaction[Any], function: Callable[[Any], Any]) -> Any:
     """Call the function where `once.transaction()` knows of its transaction."""
-    token = handling.set(tx)
+    token = current_transaction.set(tx)
     try:
         answer = function(tx)
     finally:
-        handling.reset(token)
+        current_transaction.reset(token)
     return _await_in(tx, answer) if inspect.isawaitable(answer) else answer
 
 
 async def _await_in(tx: OwnedTransaction[Any], answer: Awaitable[Any]) -> Any:
-    token = handling.set(tx)
+    token = current_transaction.set(tx)
     try:
         return await answer
     finally:
-        handling.reset(token)
+        current_transaction.reset(token)

@@ -43,7 +43,7 @@ class RunWhole(Protocol):
     def __call__(self, flow: Flow[T], /) -> Coroutine[Any, Any, T]: ...
 
 
-class Inside(Protocol):
+class InsideTransaction(Protocol):
     """The transaction that an executor leads to."""
 
     def note_commit(self) -> None:
@@ -58,13 +58,13 @@ class Inside(Protocol):
 class ThreadExecutor(Generic[H]):
     """An executor for flows that run on a thread."""
 
-    __slots__ = ("_connection", "_database", "inside")
+    __slots__ = ("_connection", "_database", "transaction")
 
     def __init__(self, database: Database[H]) -> None:
         self._database = database
         self._connection: Connection[H] | None = None
         #: The transaction, from its beginning until it is concluded.
-        self.inside: Inside | None = None
+        self.transaction: InsideTransaction | None = None
 
     @property
     def connection(self) -> Connection[H]:
@@ -108,8 +108,8 @@ class ThreadExecutor(Generic[H]):
 
     def release_committed(self) -> None:
         """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
-        if self.inside is not None:
-            self.inside.note_commit()
+        if self.transaction is not None:
+            self.transaction.note_commit()
         self.release()
 
     def discard(self) -> None:
@@ -149,8 +149,8 @@ class ThreadExecutor(Generic[H]):
         raise ProgrammerError(_NO_BROKER)
 
     def abandon(self) -> None:
-        inside, self.inside = self.inside, None
-        conclude = None if inside is None else inside.interrupt()
+        transaction, self.transaction = self.transaction, None
+        conclude = None if transaction is None else transaction.interrupt()
         with contextlib.suppress(StoreError):  # it was on its way out
             self.discard()
         if conclude is not None:
@@ -164,13 +164,13 @@ _leaving: set[asyncio.Task[Any]] = set()
 class TaskExecutor(Generic[H]):
     """An executor for flows that run on asyncio."""
 
-    __slots__ = ("_connection", "_database", "inside")
+    __slots__ = ("_connection", "_database", "transaction")
 
     def __init__(self, database: AsyncDatabase[H]) -> None:
         self._database = database
         self._connection: AsyncConnection[H] | None = None
         #: The transaction, from its beginning until it is concluded.
-        self.inside: Inside | None = None
+        self.transaction: InsideTransaction | None = None
 
     @property
     def connection(self) -> AsyncConnection[H]:
@@ -225,8 +225,8 @@ class TaskExecutor(Generic[H]):
 
     async def release_committed(self) -> None:
         """COMMIT was answered: see `ThreadExecutor.release_committed`."""
-        if self.inside is not None:
-            self.inside.note_commit()
+        if self.transaction is not None:
+            self.transaction.note_commit()
         await self.release()
 
     async def discard(self) -> None:
@@ -258,8 +258,8 @@ class TaskExecutor(Generic[H]):
     def abandon(self) -> None:
         """Let go without awaiting: a cancelled task must not wait for a connection in an unknown state."""
         connection, self._connection = self._connection, None
-        inside, self.inside = self.inside, None
-        conclude = None if inside is None else inside.interrupt()
+        transaction, self.transaction = self.transaction, None
+        conclude = None if transaction is None else transaction.interrupt()
         if connection is not None or conclude is not None:
             in_background(self._leave(connection, conclude))
 

@@ -36,10 +36,10 @@ def log_extra(event: str, **fields: LogField | None) -> dict[str, dict[str, LogF
 
 def fields_here() -> dict[str, LogField]:
     """Of the request and the message that this task or thread is at."""
-    from onefold._kernel.current_transaction import request_at_hand  # a client has no need of it
+    from onefold._kernel.current_transaction import current_request  # a client has no need of it
 
     found: dict[str, LogField] = {}
-    for at_hand in (request_at_hand.get(), message_at_hand.get()):
+    for at_hand in (current_request.get(), message_at_hand.get()):
         if at_hand is not None:
             found |= at_hand.log_fields()
     return found

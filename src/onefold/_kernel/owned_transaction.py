@@ -111,7 +111,7 @@ class OwnedTransaction(Transaction[H]):
         if headers is not None:
             self._carried, self._request = headers, request
         self._over = None
-        self._executor.inside = self
+        self._executor.transaction = self
 
     def end(self, kept: bool | None = False) -> None:
         """The request is about to be settled or released: the connection is not the handler's any more. `kept` is what
@@ -142,7 +142,7 @@ class OwnedTransaction(Transaction[H]):
             except Exception:
                 ended = "COMMIT" if kept else "rollback"
                 _log.exception("%s: a hook after %s failed (%s); the %s stands", self.name, ended, name_of(call), ended)
-        self._executor.inside = None  # neither must keep the other from being freed
+        self._executor.transaction = None  # neither must keep the other from being freed
 
     def _take_call(self, pending: PendingWork, kept: bool | None) -> Callable[[], Any] | None:
         """What is to be called next, now that it has ended like this. It is forgotten: nothing is called twice."""
@@ -163,7 +163,7 @@ class OwnedTransaction(Transaction[H]):
         """The route runs without its store, as it is configured to: there is no transaction to offer."""
         self._over = error
 
-    def explain(self, why: str) -> None:
+    def refuse_with(self, why: str) -> None:
         """It is not begun: a user who touches it gets this reason as the error."""
         self._over = why
 

@@ -82,14 +82,14 @@ class Signals:
             signal.set()
 
 
-class News(Signals):
+class Wakeups(Signals):
     """Wakes the loops of this process when there is work for them, and those of other processes."""
 
     def __init__(self) -> None:
         super().__init__()
         #: The listeners whose connection is known to work: notifications of other processes arrive here. While there
         #: is one, polling is a precaution.
-        self.heard: set[object] = set()
+        self.listeners: set[object] = set()
         #: The sender whose NOTIFY the listeners of this process ignore: itself.
         self.sender = ""
         #: Notifies the loops of other processes, where the database does not.

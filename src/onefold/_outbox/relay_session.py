@@ -92,7 +92,7 @@ class Dead(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Sent:
+class TickResult:
     """The outcomes of the rows of one tick."""
 
     claimed: int = 0
@@ -136,7 +136,7 @@ class RelaySession:
         #: Found out on the way: its row is gone, and the relay begins another session.
         self.expired = False
         #: Sent, but not marked yet, because the database could not be reached.
-        self.unmarked: Sent | None = None
+        self.unmarked: TickResult | None = None
         self._sql, self._settings = STATEMENTS[dialect], settings
         self._draw, self._publish_rows = draw, publish
         self._endpoints_of = endpoints_of
@@ -174,7 +174,7 @@ class RelaySession:
 
         await with_connection(work)
 
-    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> Sent:
+    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> TickResult:
         """Claim, publish, mark. Raises what the database raises; what was sent by then is marked by the next call.
         Probing: events of as many destinations and streams as there are."""
         if self.unmarked is None:
@@ -195,12 +195,12 @@ class RelaySession:
         """Whether a destination is: events may wait for the end of its pause."""
         return self._destinations.any_paused
 
-    async def _end_pauses_if_idle(self) -> Sent:
+    async def _end_pauses_if_idle(self) -> TickResult:
         """What destinations did not take may have been discarded: then no confirm ends their pauses. An expired session
         finds nothing either, and knows nothing by that."""
         if self._idle and self._destinations.any_paused and await self.renew():
-            return Sent(idle=True, resumed=self._destinations.forget())
-        return Sent()
+            return TickResult(idle=True, resumed=self._destinations.forget())
+        return TickResult()
 
     # --- the lease ---
 
@@ -321,8 +321,8 @@ class RelaySession:
         copied = [self._sql.copy(*copy) for copy in copies if copy.position in copyable]
         await Batch((*copied, self._sql.mark_published(sorted(copyable), keep=False), Boundary.COMMIT))
 
-    async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
-        sent = Sent()
+    async def _publish(self, rows: Sequence[ClaimedRow]) -> TickResult:
+        sent = TickResult()
         began = await Now()
         stopped: set[bytes | None] = set()
         open_: set[str] = set()
@@ -353,7 +353,7 @@ class RelaySession:
         return sent
 
     def _judge(
-        self, sent: Sent, away: Sequence[tuple[ClaimedRow, BrokerUnavailable]], open_: set[str], now: float
+        self, sent: TickResult, away: Sequence[tuple[ClaimedRow, BrokerUnavailable]], open_: set[str], now: float
     ) -> None:
         """What it means that some were not taken now."""
         shut: dict[str, BrokerUnavailable] = {}
@@ -368,7 +368,7 @@ class RelaySession:
         if shut and not sent.confirmed:
             sent.outage = next(iter(shut.values()))
 
-    def _fail(self, sent: Sent, row: ClaimedRow, error: BrokerError, *, counted: bool) -> None:
+    def _fail(self, sent: TickResult, row: ClaimedRow, error: BrokerError, *, counted: bool) -> None:
         attempt = row.finished + counted
         message = row.message
         wait_s = RETRIES.pause_s(attempt or 1, draw=self._draw)
@@ -387,7 +387,7 @@ class RelaySession:
         wait_ms = None if dead else round(wait_s * 1000)
         sent.failures.append(Failure(row.position, shorten(error), wait_ms, int(counted)))
 
-    async def _mark(self, sent: Sent) -> None:
+    async def _mark(self, sent: TickResult) -> None:
         batch: list[BatchItem] = []
         if len(sent.confirmed) < sent.claimed:
             # Rows that are no longer at hand must not be counted should this relay die now.

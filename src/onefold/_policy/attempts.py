@@ -72,8 +72,8 @@ class Attempts:
     """The attempts of one call. `deadline_at` is a moment on the clock that `now` is read from."""
 
     __slots__ = (
-        "_attempts_max", "_entered_at", "_host", "_looks", "_method", "_permit", "_planned", "_planned_at", "_taken",
-        "deadline_at", "has_key", "made",
+        "_attempts_max", "_entered_at", "_host", "_in_flight_replies", "_method", "_permit", "_planned", "_planned_at",
+        "_taken", "deadline_at", "has_key", "made",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +94,7 @@ class Attempts:
         self._taken = 0
         #: How many of the attempts found that the request is being worked on, and when to look again: they were not
         #: executed, and are not counted. The deadline and the budget bound them.
-        self._looks = 0
+        self._in_flight_replies = 0
         #: What was taken for a retry that has not begun yet, and when.
         self._planned = 0
         self._planned_at = 0.0
@@ -104,7 +104,7 @@ class Attempts:
     @property
     def is_last(self) -> bool:
         """No attempt follows the one that was begun, unless it finds that the request is being worked on."""
-        return self.made - self._looks >= (self._attempts_max or self._host.policy.attempts_max)
+        return self.made - self._in_flight_replies >= (self._attempts_max or self._host.policy.attempts_max)
 
     def begin(self, now: float) -> Stop | None:
         """May the next attempt be made?"""
@@ -158,11 +158,11 @@ class Attempts:
         if permit is not None and host.breaker is not None:
             host.breaker.report(permit, judged, now, attempt=self.made)
         if isinstance(outcome, Answered) and outcome.in_flight and outcome.retry_after_s is not None:
-            self._looks += 1
+            self._in_flight_replies += 1
         situation = Situation(
             method=self._method,
             has_key=self.has_key,
-            attempt=max(1, self.made - self._looks),
+            attempt=max(1, self.made - self._in_flight_replies),
             outcome=outcome,
             deadline_at=self.deadline_at,
         )

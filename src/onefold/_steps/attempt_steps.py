@@ -107,7 +107,7 @@ class AttemptSteps:
         async def run() -> tuple[RecordedStep, Any]:
             if step.marked:
                 await self._records.commit_call(held, RecordedStep(step.position, step.name, "call", "started", None))
-                self._order.started()
+                self._order.mark_started()
             held.may_have_called = True
             record, value = self._results.record(step, "call", returns, await Call(function))
             await self._records.commit_call(held, record)
@@ -134,14 +134,14 @@ class AttemptSteps:
         try:
             record, value = await step()
         except Exception:
-            self._order.failed()
+            self._order.mark_failed()
             await self.guard.end_step(held)
             raise
         except BaseException:
-            self._order.failed()
+            self._order.mark_failed()
             self.guard.renew_again(held)
             raise
-        self._order.done(record.result)
+        self._order.mark_done(record.result)
         await self.guard.end_step(held)
         return value
 
@@ -252,7 +252,7 @@ class AttemptSteps:
         self.guard.check_next(f"{kind} {options.name!r}")
         step = self._order.advance(kind, options)
         if isinstance(step, NewStep) and self._done is not None:
-            self._order.failed()
+            self._order.mark_failed()
             raise WorkMisused(
                 f"{self.operation} is finished, and {kind} {options.name!r} is not among the steps that it recorded: "
                 "what is to be done after the end of a work is another work"

@@ -169,16 +169,16 @@ class StepOrder:
         self._at = NewStep(position, name, marked=not options.repeatable and kind == "call")
         return self._at
 
-    def started(self) -> None:
+    def mark_started(self) -> None:
         """The mark of the step that is to be run is committed."""
         self._note("started", None)
 
-    def done(self, result: bytes | None) -> None:
+    def mark_done(self, result: bytes | None) -> None:
         """The step that was to be run is recorded."""
         self._ended(self._note("done", result), "done")
         self._running = self._at = None
 
-    def failed(self) -> None:
+    def mark_failed(self) -> None:
         """The step that was to be run raised, and is not recorded."""
         if self._running is not None:
             self._ended(self._running[0], "failed")

@@ -15,7 +15,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.topics import refuse_patterns
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import Wakeups
 from onefold._worker.backlog_measuring import measure_consumer, measuring
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import either
@@ -40,9 +40,9 @@ class ConsumerRunner:
         listener: Listener | None = None,
         steps: StepsForMessages | None = None,
         grace_s: float = 30.0,
-        news: News | None = None,
+        wakeups: Wakeups | None = None,
     ) -> None:
-        """`steps` is for handlers that work in recorded steps. `news` signals wake-ups while this runs."""
+        """`steps` is for handlers that work in recorded steps. `wakeups` signals wake-ups while this runs."""
         for consumer in consumers:
             consumer.check_redelivery(broker.redelivery_s)
             if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
@@ -57,9 +57,9 @@ class ConsumerRunner:
                 database,
                 broker,
                 each,
-                partial(ConsumerWorker, database, broker, each, transaction, listener, steps=steps, news=news),
+                partial(ConsumerWorker, database, broker, each, transaction, listener, steps=steps, wakeups=wakeups),
                 listener,
-                news,
+                wakeups,
             )
             for each in consumers
         ]

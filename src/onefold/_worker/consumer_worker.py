@@ -30,7 +30,7 @@ from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import Failed
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.tracing import tracer_of
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import Wakeups
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import cancel_task, either, join_tasks
 from onefold._worker.consumer_health import ConsumerHealth
@@ -68,7 +68,7 @@ class ConsumerWorker:
         membership: Membership,
         *,
         steps: StepsForMessages | None = None,
-        news: News | None = None,
+        wakeups: Wakeups | None = None,
     ) -> None:
         self.consumer = consumer
         self._calls = calls
@@ -95,7 +95,7 @@ class ConsumerWorker:
         self._room = asyncio.Event()
         self._health = ConsumerHealth(consumer.name, listener)
         self._failed_messages = FailedMessageLoop(
-            self._inbox, self._runner, self._calls, self._partitions, self._health, listener, news
+            self._inbox, self._runner, self._calls, self._partitions, self._health, listener, wakeups
         )
 
     # --- run ---------------------------------------------------------------------------------------------

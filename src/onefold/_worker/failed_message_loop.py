@@ -21,7 +21,7 @@ from onefold._inbox.in_hand import give_up, renew_in_hand, wake_stranded
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.telemetry.consumer_events import Duplicate, Handled
-from onefold._kernel.wakeup_signals import News, Signal
+from onefold._kernel.wakeup_signals import Signal, Wakeups
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import either, join_tasks
 from onefold._worker.consumer_health import ConsumerHealth
@@ -56,7 +56,7 @@ class FailedMessageLoop:
         partitions: Partitions,
         health: ConsumerHealth,
         listener: Listener | None,
-        news: News | None,
+        wakeups: Wakeups | None,
     ) -> None:
         self._inbox = inbox
         self._runner = runner
@@ -68,8 +68,8 @@ class FailedMessageLoop:
         #: Messages that are being run, or wait for the turn of their partition.
         self._running: dict[asyncio.Task[None], FailedMessage] = {}
         #: Set when a message may be due sooner than the next known one.
-        self.due_signal = news.actions.listen() if news else Signal()
-        self._news = news
+        self.due_signal = wakeups.actions.listen() if wakeups else Signal()
+        self._wakeups = wakeups
         self.polled_at = time.monotonic()
         self._stranded_at = self.polled_at if inbox.consumer.order == "strict" else math.inf
 
@@ -107,8 +107,8 @@ class FailedMessageLoop:
 
     async def end(self, grace_s: float) -> None:
         """Wait for the running ones, and put back those that were cut off. Should that fail, they are suspects."""
-        if self._news is not None:
-            self._news.actions.leave(self.due_signal)
+        if self._wakeups is not None:
+            self._wakeups.actions.leave(self.due_signal)
         started = dict(self._running)
         try:
             await join_tasks(started, grace_s)
@@ -132,7 +132,7 @@ class FailedMessageLoop:
         due_in_s = await self._runner.run(next_due(self._inbox))
         started = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
         self._health.note_success("failed messages")
-        notified = self._news is not None and self._news.heard
+        notified = self._wakeups is not None and self._wakeups.listeners
         most_s = min(POLL_NOTIFIED_S_MAX, max(POLL_S_MAX, self._inbox.consumer.lease_s / 2)) if notified else POLL_S_MAX
         wait_s = POLL_S_MIN if started else min(2 * waited_s, most_s)
         if due_in_s is not None and due_in_s > 0:

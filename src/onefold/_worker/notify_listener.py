@@ -21,7 +21,7 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.wakeup_signals import ACTION, OUTBOX_CHANNEL, News
+from onefold._kernel.wakeup_signals import ACTION, OUTBOX_CHANNEL, Wakeups
 from onefold._worker.doorbell import doorbell_of
 from onefold.db._threaded import ThreadedDatabase
 from onefold.errors import OnefoldError
@@ -51,11 +51,11 @@ async def listening(
     *,
     channel: str = OUTBOX_CHANNEL,
     sender: str = "",
-    news: News | None = None,
+    wakeups: Wakeups | None = None,
 ) -> AsyncIterator[None]:
     """Call `on_notify` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
-    `sender`. It is called from any thread. `news.heard` is not empty while NOTIFY is known to arrive here; on SQLite,
-    where a datagram may get lost unnoticed, it stays empty, and waiting loops poll as often as without."""
+    `sender`. It is called from any thread. `wakeups.listeners` is not empty while NOTIFY is known to arrive here; on
+    SQLite, where a datagram may get lost unnoticed, it stays empty, and waiting loops poll as often as without."""
     if (doorbell := doorbell_of(database, channel)) is not None:
         with doorbell.listening(on_notify, sender):
             yield
@@ -63,7 +63,7 @@ async def listening(
     if database.dialect != "postgres":
         yield
         return
-    listener = _NotifyListener(channel, sender, on_notify, News() if news is None else news)
+    listener = _NotifyListener(channel, sender, on_notify, Wakeups() if wakeups is None else wakeups)
     if isinstance(database, ThreadedDatabase):
         stop = threading.Event()
         thread = threading.Thread(
@@ -87,11 +87,11 @@ async def listening(
 class _NotifyListener:
     """Listens on one channel, on one connection after the other."""
 
-    def __init__(self, channel: str, sender: str, on_notify: Callable[[], None], news: News) -> None:
+    def __init__(self, channel: str, sender: str, on_notify: Callable[[], None], wakeups: Wakeups) -> None:
         self._channel = channel
         self._sender = sender
         self._on_notify = on_notify
-        self._news = news
+        self._wakeups = wakeups
         self._probe = f"{_PROBE}{uuid4().hex}"
 
     async def listen_async(self, database: AsyncDatabase[Any]) -> None:
@@ -138,7 +138,7 @@ class _NotifyListener:
                     while not stop.is_set():
                         self._dispatch(*wait(driver))
                 finally:
-                    self._news.heard.discard(self)
+                    self._wakeups.listeners.discard(self)
             except Exception as error:
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:
@@ -174,19 +174,19 @@ class _NotifyListener:
             await asyncio.wait([proving], timeout=_UNLISTEN_S)
             proving.cancel()
             await asyncio.gather(proving, return_exceptions=True)
-            self._news.heard.discard(self)
+            self._wakeups.listeners.discard(self)
 
     async def _send_probe(self) -> None:
         """NOTIFY this listener, on another session. A LISTEN may succeed and nothing arrive, as through a pooler that
-        shares sessions between clients: `news.heard` has this listener only once its probe has arrived."""
+        shares sessions between clients: `wakeups.listeners` has this listener only once its probe has arrived."""
         await Batch((Statement(_NOTIFY, (self._channel, self._probe)),))
 
     def _dispatch(self, *payloads: str) -> None:
         """Handle the notifications of the channel."""
         if self._probe in payloads:
-            self._news.heard.add(self)
+            self._wakeups.listeners.add(self)
         if ACTION in payloads:
-            self._news.actions.set()
+            self._wakeups.actions.set()
         others = [payload for payload in payloads if not payload.startswith(_PROBE)]
         if any(not payload or payload != self._sender for payload in others):
             self._on_notify()

@@ -23,7 +23,7 @@ from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
-from onefold._kernel.wakeup_signals import News, Signals
+from onefold._kernel.wakeup_signals import Signals, Wakeups
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import join_tasks
 from onefold._worker.consumer_worker import ConsumerWorker
@@ -51,9 +51,9 @@ class PauseGate:
         consumer: Consumer,
         make: MakeWorker,
         listener: Listener | None,
-        news: News | None = None,
+        wakeups: Wakeups | None = None,
     ) -> None:
-        self._news = news
+        self._wakeups = wakeups
         self._database = database
         self._name = consumer.name
         self._make = make
@@ -130,11 +130,13 @@ class PauseGate:
 
     async def _watch(self, halt: asyncio.Event) -> None:
         """Stop the consumer when it is paused. If that cannot be read, it keeps running."""
-        actions = Signals() if self._news is None else self._news.actions
+        actions = Signals() if self._wakeups is None else self._wakeups.actions
         action_signal = actions.listen()
         try:
             while not halt.is_set():
-                await action_signal.wait(LOOK_NOTIFIED_S if self._news is not None and self._news.heard else LOOK_S)
+                await action_signal.wait(
+                    LOOK_NOTIFIED_S if self._wakeups is not None and self._wakeups.listeners else LOOK_S
+                )
                 action_signal.clear()
                 await self._halt_if_paused(halt)
         finally:

@@ -36,13 +36,13 @@ from onefold._kernel.telemetry.relay_events import (
     SetAside,
 )
 from onefold._kernel.tracing import tracer_of
-from onefold._kernel.wakeup_signals import News, Signal
+from onefold._kernel.wakeup_signals import Signal, Wakeups
 from onefold._outbox.claimed_rows import DIED_OF
 from onefold._outbox.confirms import PublishRows, publish_rows
 from onefold._outbox.due_events import make_due_claimable
 from onefold._outbox.endpoint_copies import EndpointsOf
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, Sent
+from onefold._outbox.relay_session import RelaySession, TickResult
 from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
 from onefold._outbox.sending_trace import publish_traced
@@ -115,7 +115,7 @@ class Relay:
         self._database = database
         self._broker = broker
         self._listens = listens
-        self._news = News()
+        self._wakeups = Wakeups()
         self._sender = sender
         self._listener = listener
         tracer = tracer_of(listener)
@@ -153,7 +153,7 @@ class Relay:
             async with measuring(self._database, self._listener, measure_outbox):
                 await self._until_open(stop)
                 if self._listens:
-                    async with listening(self._database, self.signal.set, sender=self._sender, news=self._news):
+                    async with listening(self._database, self.signal.set, sender=self._sender, wakeups=self._wakeups):
                         await self._live(stop)
                 else:
                     await self._live(stop)
@@ -211,7 +211,7 @@ class Relay:
                 poll_s = min(poll_s * 2, self._poll_s_max)
         await self._leave()
 
-    async def _turn(self) -> Sent:
+    async def _turn(self) -> TickResult:
         """The chores that are due, and one tick."""
         now = self._turned_at = time.monotonic()
         if now >= self._rebalance_at:
@@ -227,7 +227,7 @@ class Relay:
             self._chores_at = min(self._chores_at, now + self._poll_s_max)
         return sent
 
-    async def _tick(self) -> Sent:
+    async def _tick(self) -> TickResult:
         """One tick. The lease is renewed beside it: a broker may take its time."""
         beating = asyncio.create_task(self._beat(self._session))
         try:
@@ -247,7 +247,7 @@ class Relay:
             with suppress(Exception):  # the tick itself will find out
                 await self._run(session.renew())
 
-    def _report(self, sent: Sent) -> None:
+    def _report(self, sent: TickResult) -> None:
         if sent.confirmed or sent.failures:
             emit(self._listener, Relayed(len(sent.confirmed), len(sent.failures), sent.destinations))
         for id_, topic, error in sent.dead:
@@ -298,7 +298,7 @@ class Relay:
                 if gone >= FORGET_MAX:  # after the next tick, however seldom there are chores: there may be many more
                     self._sweep_at = now
                     return 0.0
-        most_s = self._poll_s_max * (NOTIFIED_DUE_FACTOR if self._news.heard and not keep_s else 1)
+        most_s = self._poll_s_max * (NOTIFIED_DUE_FACTOR if self._wakeups.listeners and not keep_s else 1)
         until_fire_s = most_s if self._timetable is None else max(0.0, self._fire_at - now)
         return min(most_s if next_s is None else next_s, most_s, until_fire_s)
 
@@ -314,7 +314,7 @@ class Relay:
     async def _wait(self, poll_s: float) -> bool:
         """Wait for a signal, or until it is time to poll; whether there was a signal. A relay that waits is not
         stalled."""
-        if self._news.heard and not self._session.any_paused:  # nothing notifies of the end of a pause
+        if self._wakeups.listeners and not self._session.any_paused:  # nothing notifies of the end of a pause
             poll_s = self._poll_s_max * NOTIFIED_FACTOR
         until = min(time.monotonic() + poll_s, self._rebalance_at, self._chores_at)
         while (left_s := until - time.monotonic()) > 0:

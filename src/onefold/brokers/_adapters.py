@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import Wakeups
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class UsesDatabase(Protocol):
 
 
 def broker_of(
-    given: BrokerGiven, database: AsyncDatabase[Any], awaited: Awaited | None = None, news: News | None = None
+    given: BrokerGiven, database: AsyncDatabase[Any], awaited: Awaited | None = None, wakeups: Wakeups | None = None
 ) -> Broker:
-    """A broker, not yet open. `database` is where "local" messages travel; `awaited` and `news` are for LocalBroker."""
+    """A broker, not yet open. `database` is where "local" messages travel; `awaited`, `wakeups`: of a LocalBroker."""
     if not isinstance(given, str):
         made = given()
         if isinstance(made, UsesDatabase):
@@ -86,7 +86,7 @@ def broker_of(
         return made
     address = _address(given)
     if not address.scheme:
-        return _local(dict(parse_qsl(address.query)), database, awaited, news)
+        return _local(dict(parse_qsl(address.query)), database, awaited, wakeups)
     scheme = address.scheme
     module, name, extra = _ADAPTERS[scheme]
     try:
@@ -128,7 +128,7 @@ def _address(given: str) -> SplitResult:
 
 
 def _local(
-    settings: dict[str, str], database: AsyncDatabase[Any], awaited: Awaited | None, news: News | None
+    settings: dict[str, str], database: AsyncDatabase[Any], awaited: Awaited | None, wakeups: Wakeups | None
 ) -> Broker:
     from onefold.brokers.local import LEASE_S, LocalBroker
 
@@ -138,7 +138,7 @@ def _local(
         raise ConfigurationError(f"the lease_s of broker 'local?lease_s=...' is not a number: {error}") from error
     if settings:
         raise ConfigurationError(f"broker 'local' has no setting {next(iter(settings))!r}; it has lease_s")
-    return LocalBroker(database, lease_s=lease_s, awaited=awaited, news=news)
+    return LocalBroker(database, lease_s=lease_s, awaited=awaited, wakeups=wakeups)
 
 
 def broker_name(given: BrokerGiven | None) -> str:

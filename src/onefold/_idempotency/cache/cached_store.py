@@ -207,7 +207,7 @@ def _judge(ask: Ask, record: Record) -> Claim | None:
         return None
 
 
-async def identify(dialect: str) -> bytes | None:
+async def read_database_id(dialect: str) -> bytes | None:
     """The identity of the database; None: its table of migrations is empty."""
     for row in await with_connection(lambda: fetch_rows(Statement(_IDENTITY[dialect]))):
         return "\0".join(map(str, row)).encode()
@@ -239,7 +239,7 @@ class CachedStores:
         """Bind the cache to the database that its answers are of. Where that is not known yet, the next request tries
         again, and this one does without the cache."""
         try:
-            database = await identify(self._dialect)
+            database = await read_database_id(self._dialect)
         except StatementRefused as error:
             self._warn(f"the database does not let it read onefold_migration ({error})")
         except OnefoldError:  # the database is down, or not migrated: the request itself raises that

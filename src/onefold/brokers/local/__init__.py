@@ -23,7 +23,7 @@ from onefold._kernel.executors import run_on
 from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_apart, read_delivery, write
 from onefold._kernel.ports import AsyncDatabase, SubscriptionSeen
 from onefold._kernel.topics import is_pattern, matches
-from onefold._kernel.wakeup_signals import News
+from onefold._kernel.wakeup_signals import Wakeups
 from onefold.brokers.local._sql import STATEMENTS
 from onefold.errors import BrokerUnavailable, ConfigurationError, StoreBusy, StoreError, TopicNotSubscribed
 
@@ -69,10 +69,10 @@ class LocalBroker:
         *,
         lease_s: float = LEASE_S,
         awaited: Awaited | None = None,
-        news: News | None = None,
+        wakeups: Wakeups | None = None,
     ) -> None:
         """A message whose process was silent for `lease_s` is given to another. `awaited` is called with topics that
-        are subscribed to for the first time, whose events wait in the outbox. `news` is shared by those that publish
+        are subscribed to for the first time, whose events wait in the outbox. `wakeups` is shared by those that publish
         and those that consume over one database, in one process."""
         if not 0.1 <= lease_s <= 3600:
             raise ConfigurationError(f"lease_s={lease_s} must be between 0.1 and 3600")
@@ -80,7 +80,7 @@ class LocalBroker:
         self._awaited = awaited
         self._sql = STATEMENTS[database.dialect]
         self._lease_ms = int(lease_s * 1000)
-        self.news = News() if news is None else news
+        self.wakeups = Wakeups() if wakeups is None else wakeups
         #: The patterns that the last publish has found.
         self._patterns: frozenset[str] = frozenset()
 
@@ -105,8 +105,8 @@ class LocalBroker:
                 rows = [self._deliver(message, text) for message in messages for text in routes[message.topic]]
                 if rows:
                     await Batch((Boundary.BEGIN_LIGHT, *rows, Boundary.COMMIT))
-            self.news.set()  # now: giving the connection back takes its time
-            self.news.notify_others()
+            self.wakeups.set()  # now: giving the connection back takes its time
+            self.wakeups.notify_others()
             return subscribed
 
         routes = _routes(messages, await self._run(deliver))
@@ -169,7 +169,7 @@ class LocalBroker:
         if not rows:
             return ()
         sent = json.dumps(rows, ensure_ascii=False)
-        return {topic for (topic,) in await Fetch(self._sql.deliver_together(sent, self.news.sender))}
+        return {topic for (topic,) in await Fetch(self._sql.deliver_together(sent, self.wakeups.sender))}
 
     async def _topics(self) -> set[str]:
         return {topic for (topic,) in await Fetch(self._sql.topics())}
@@ -216,7 +216,7 @@ class LocalSubscription:
         self._consumer = consumer
         self._holder = uuid4().hex
         self._held: set[int] = set()
-        self._signal = broker.news.listen()
+        self._signal = broker.wakeups.listen()
         self._look_at = self._pause_s = 0.0
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
@@ -229,7 +229,7 @@ class LocalSubscription:
         return [_delivery(*row) for row in rows]
 
     async def _look(self, limit: int) -> list[Row]:
-        """What there is to take, if there is news or it is time to look. Each look in vain makes the next pause longer,
+        """What there is to take, if it was signalled or is time to look. Each look in vain makes the next pause longer,
         however often we are asked."""
         if not self._signal.is_set() and time.monotonic() < self._look_at:
             return []
@@ -243,7 +243,7 @@ class LocalSubscription:
             self._look_at = 0.0  # there may be more; else a new message is notified, or found by the next poll
         else:
             self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * self._pause_s))
-            if self._broker.news.heard:
+            if self._broker.wakeups.listeners:
                 self._pause_s = min(PAUSE_NOTIFIED_S, self._broker._lease_ms / 2000)
             self._look_at = time.monotonic() + self._pause_s
         return rows
@@ -253,7 +253,7 @@ class LocalSubscription:
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
         await self._settle(self._broker._sql.give_back, deliveries)
-        self._broker.news.set()
+        self._broker.wakeups.set()
 
     async def keep(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
@@ -261,7 +261,7 @@ class LocalSubscription:
             await self._broker._write(self._broker._sql.keep(positions, self._holder, self._broker._lease_ms))
 
     async def close(self) -> None:
-        self._broker.news.leave(self._signal)
+        self._broker.wakeups.leave(self._signal)
         if self._held:
             held, self._held = json.dumps(sorted(self._held)), set()
             await self._broker._write(self._broker._sql.give_back(held, self._holder))

@@ -36,7 +36,7 @@ from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 
 
-class LedgerEntry:
+class HandlingFlows:
     """The flows of one message of one consumer."""
 
     __slots__ = ("_begin", "_consumer", "_delivery", "_final", "_id", "_lease_ms", "_listener", "_sql", "_who")

@@ -16,7 +16,7 @@ from onefold._policy.attempts import Attempts
 from onefold.errors import ProgrammerError
 
 
-class SteppedCall:
+class ManualAttempts:
     """`begin`, then the attempt, then `end`, which says whether and when to begin again."""
 
     __slots__ = ("_attempts", "_began", "_calls", "_flow")
