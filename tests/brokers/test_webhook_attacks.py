@@ -142,6 +142,9 @@ def test_any_data_comes_back_byte_for_byte(data: tuple[bytes, str]) -> None:
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
         ("ff02::1", False),
+        ("fec0::1", False),
+        ("feff::1", False),
+        ("::127.0.0.1", False),
     ],
 )
 def test_an_address_is_public_or_it_is_not(address: str, public: bool) -> None:

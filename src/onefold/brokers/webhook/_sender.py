@@ -32,6 +32,9 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 #: IPv6 addresses in which a translator of the network finds an IPv4 address: the last four bytes.
 _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 
+#: An IPv4 address behind zeros.
+_IPV4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointAnswer:
@@ -134,6 +137,8 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(found.packed[-4:])
         if inner is not None:
             return is_public(str(inner))
+        if found.is_site_local or found in _IPV4_COMPATIBLE:  # of no use any more, and global to `ipaddress`
+            return False
     return found.is_global and not found.is_multicast
 
 
