@@ -97,6 +97,9 @@ def test_a_dsn_is_accepted(dsn: str) -> None:
     "dsn",
     [
         "mysql://me:hunter2@host/name",
+        "postgresql://me:hunter2[@host/name",
+        "postgresql://me:hunter2@[::1/name",
+        "postgresql://me:hunter2@one:1,two:2:3/name",
         "postgresql:/me:hunter2@host/name",
         "host=db password=hunter2",
         "postgresql://me:hun@hunter2@host/name",

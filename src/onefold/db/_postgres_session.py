@@ -3,6 +3,7 @@ errors; and what a DSN may be."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,9 @@ _MISSING_HINT = (
     "; run `onefold migrate` to create onefold's tables. If they are there: their schema must be on the role's search "
     "path, and the role needs USAGE on it (`onefold docs postgres`)"
 )
+
+#: A host of a DSN, or none, and its port.
+_HOST = re.compile(r"(?:\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[^\[\]:]*))?")
 
 #: The schema that our tables are in: where a session of this role begins to look, and where this one looks now.
 #: One statement is one transaction, and so the search path is as it was when it ends.
@@ -145,9 +149,17 @@ def check_dsn(dsn: str) -> str:
             "the Postgres DSN has an '@', '/' or '#' too many; inside a user name or a password they are "
             "percent-encoded: %40, %2F, %23"
         )
+    # One bracket alone, in a password too, begins an IPv6 address for asyncpg, which it then cannot read.
+    if ("[" in authority) != ("]" in authority):
+        raise ConfigurationError(
+            "the Postgres DSN has a '[' or ']' too many; inside a user name or a password they are percent-encoded: "
+            "%5B, %5D; an IPv6 address stands between both: [::1]:5432"
+        )
     for host in hosts.split(","):
-        port = host.rpartition("]")[2].rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
-        if port and not port.isdecimal():
+        found = _HOST.fullmatch(host)
+        if found is None:
+            raise ConfigurationError("the host in the Postgres DSN cannot be read: write name:port or [IPv6]:port")
+        if found["port"] and not found["port"].isdecimal():
             raise ConfigurationError("the port in the Postgres DSN is not a number")
     return dsn
 
