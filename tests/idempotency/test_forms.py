@@ -92,20 +92,42 @@ def test_too_many_parts_are_compared_by_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "boundary"),
+    ("header", "boundary", "others"),
     [
-        ("multipart/form-data; boundary=abc", b"abc"),
-        ('Multipart/Form-Data;boundary="a=b:c"', b"a=b:c"),
-        ("multipart/form-data; boundary=" + "x" * 71, b""),
-        ("multipart/form-data; boundary=a; boundary=b", b""),
-        ("multipart/form-data; charset=utf-8; boundary=a", b""),
-        ('multipart/form-data; boundary="a', b""),
-        ("multipart/form-data", b""),
-        ("application/json; charset=utf-8", b""),
+        ("multipart/form-data; boundary=abc", b"abc", b""),
+        ('Multipart/Form-Data;boundary="a=b:c"', b"a=b:c", b""),
+        ("multipart/form-data; charset=UTF-8; boundary=a", b"a", b"charset=UTF-8"),
+        ("multipart/form-data;boundary=a;Charset=utf-8", b"a", b"charset=utf-8"),
+        (
+            'multipart/related; type="application/json"; start="<1>"; boundary=a',
+            b"a",
+            b"start=<1>;type=application/json",
+        ),
+        ("multipart/form-data; boundary=" + "x" * 71, b"", b""),
+        ("multipart/form-data; boundary=a; boundary=b", b"", b""),
+        ("multipart/form-data; boundary=a; boundary*0=b", b"", b""),
+        ("multipart/form-data; boundary*0=a; boundary*1=b", b"", b""),
+        ('multipart/form-data; x="; boundary=b"; boundary=a', b"", b""),
+        ('multipart/form-data; x="boundary=b"; boundary=a', b"", b""),
+        ("multipart/form-data; boundary=a; x", b"", b""),
+        ('multipart/form-data; boundary="a', b"", b""),
+        ("multipart/form-data", b"", b""),
+        ("application/json; charset=utf-8", b"", b""),
     ],
 )
-def test_a_boundary_is_read_where_it_is_the_only_parameter(header: str, boundary: bytes) -> None:
-    assert content_type_of(header) == (header.partition(";")[0].lower(), boundary)
+def test_a_boundary_is_read_where_all_parsers_find_the_same_one(header: str, boundary: bytes, others: bytes) -> None:
+    assert content_type_of(header) == (header.partition(";")[0].lower(), boundary, others)
+
+
+def test_the_same_parts_in_another_charset_are_another_form() -> None:
+    asked = form("b", ("a", b"\xc3\xa4"))
+    assert canonical_json(asked._replace(media_parameters=b"charset=utf-8")) != canonical_json(asked)
+
+
+def test_a_form_may_begin_with_a_line_break() -> None:
+    plain = form("b", ("a", b"1"))
+    assert canonical_json(plain._replace(body=b"\r\n" + plain.body)) == canonical_json(plain)
+    assert is_raw(plain._replace(body=b"\r\n\r\n" + plain.body))
 
 
 def test_a_form_of_the_release_before_was_compared_by_its_bytes() -> None:

@@ -40,6 +40,9 @@ _PARAMETER = re.compile(r"\{[^{}]*\}|<(?:[A-Za-z_]\w*(?:\(.*?\))?:)?[A-Za-z_]\w*
 
 _BOUNDARY = re.compile(r"""\s*boundary=("?)([0-9A-Za-z'()+_,\-./:=?]{1,70})\1\s*""", re.IGNORECASE)
 
+#: Another parameter of a media type, as every parser reads it.
+_OTHER = re.compile(r"""\s*(?!boundary)([0-9a-z._-]+)=("?)([^\s";=\\]+)\2\s*""", re.IGNORECASE)
+
 
 class Naming(NamedTuple):
     """What an application's requests are named by, besides themselves."""
@@ -165,8 +168,8 @@ def ask_of(
     """A request's claim on its key."""
     policy = route.policy
     strategy = policy.fingerprint
-    media_type, boundary = content_type_of(first_line(request.headers, "content-type") or "")
-    asked = Asked(request.path, request.query, media_type, body, boundary, _values_of(request, route))
+    media_type, boundary, others = content_type_of(first_line(request.headers, "content-type") or "")
+    asked = Asked(request.path, request.query, media_type, body, boundary, _values_of(request, route), others)
     form, ours = form_of(strategy, asked), is_ours(strategy)
     scopes = scopes_of(principal, request.method, route, naming)
     scope = scopes[0]
@@ -215,8 +218,18 @@ def ask_of(
 
 
 @lru_cache(maxsize=64)
-def content_type_of(header: str) -> tuple[str, bytes]:
-    """The media type, and the boundary where it has one and no other parameter."""
+def content_type_of(header: str) -> tuple[str, bytes, bytes]:
+    """The media type; the boundary, where all parsers find the same one; and then its other parameters."""
     media_type, _, parameters = header.partition(";")
-    found = _BOUNDARY.fullmatch(parameters)
-    return media_type.strip().lower(), found[2].encode() if found else b""
+    boundaries, others = [], []
+    for parameter in parameters.split(";"):
+        if found := _BOUNDARY.fullmatch(parameter):
+            boundaries.append(found[2].encode())
+        elif found := _OTHER.fullmatch(parameter):
+            others.append(f"{found[1].lower()}={found[3]}".encode("utf-8", "surrogatepass"))
+        else:
+            boundaries.clear()
+            break
+    if len(boundaries) != 1:
+        return media_type.strip().lower(), b"", b""
+    return media_type.strip().lower(), boundaries[0], b";".join(sorted(others))

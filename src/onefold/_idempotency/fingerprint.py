@@ -44,6 +44,8 @@ class Asked(NamedTuple):
     """What separates the parts of a `multipart/...` body."""
     parameters: tuple[str, ...] | None = None
     """The values in the path, in their order, where the route is known by its operation; None: the path counts."""
+    media_parameters: bytes = b""
+    """Of a `multipart/...` body with a `boundary`, the others."""
 
 
 # What a route compares: turns a request into the bytes that stand for its body.
@@ -228,7 +230,7 @@ class _SelectedFields:
 def _parts_or_raw(asked: Asked) -> bytes:
     if asked.boundary and asked.media_type.startswith("multipart/"):
         try:
-            return _PARTS + canonical_parts(asked.boundary, asked.body)
+            return _PARTS + canonical_parts(asked.boundary, asked.body) + asked.media_parameters
         except ValueError:
             pass
     return raw_bytes(asked)

@@ -21,7 +21,8 @@ def canonical_parts(boundary: bytes, body: bytes) -> bytes:
         raise ValueError("no boundary")
     delimiter = b"--" + boundary
     first, *parts = (_LINE + body).split(_LINE + delimiter, PARTS_MAX + 1)
-    if first or not parts or parts.pop() not in (b"--", b"--" + _LINE):
+    # Some clients begin with a line break: a preamble without anything in it, which every parser passes over.
+    if first not in (b"", _LINE) or not parts or parts.pop() not in (b"--", b"--" + _LINE):
         raise ValueError("something before the first part or after the last, or too many parts")
     if body.count(delimiter) != len(parts) + 1:
         raise ValueError("the boundary occurs inside a part: some parsers end it there")
