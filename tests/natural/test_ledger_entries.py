@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pytest
 
 from onefold.errors import OnefoldError, ProgrammerError, RowDiffers, StatementRefused, TransactionMisused
@@ -113,19 +117,86 @@ async def test_an_addition_that_the_driver_refuses_leaves_no_entry(request: pyte
             assert (await pay(stage, tx, "e1", 1)).created
 
 
+@pytest.mark.parametrize("add", [1, object()], ids=["moves", "refused by the driver"])
 @pytest.mark.parametrize("driver", ["psycopg-async", "asyncpg", "sqlite-async", "aiosqlite engine", "asyncpg engine"])
-async def test_a_call_that_is_cancelled_on_its_way_leaves_no_entry(request: pytest.FixtureRequest, driver: str) -> None:
+async def test_a_call_that_is_cancelled_on_its_way_leaves_no_entry(
+    request: pytest.FixtureRequest, driver: str, add: object
+) -> None:
     """At every point where it gives way to others; its user goes on, and commits."""
     async with opened(driver, address_for(request, driver)) as stage:
         for steps in range(1, 40):
             with contextlib.suppress(OnefoldError):
                 async with stage.transaction() as tx:
-                    paying = asyncio.ensure_future(_await(pay(stage, tx, f"e{steps:02}", 1)))
+                    paying = asyncio.ensure_future(_await(pay(stage, tx, f"e{steps:02}", 1, add=add)))
                     for _ in range(steps):
                         await asyncio.sleep(0 if steps < 20 else 0.0002)
                     paying.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
+                    with contextlib.suppress(asyncio.CancelledError, OnefoldError):
                         await paying
+        entries, [(_, balance), _] = committed(stage)
+        assert balance == 100 + len(entries)
+
+
+async def test_an_addition_that_another_task_keeps_out_leaves_no_entry(request: pytest.FixtureRequest) -> None:
+    """asyncpg executes one statement at a time, and refuses the next: then it can be asked for nothing either."""
+
+    async def disturb(tx: Any) -> None:
+        for number in range(12):
+            with contextlib.suppress(OnefoldError):
+                await tx.insert_once("orders", {"id": f"o{number}"}, on="id")
+            await asyncio.sleep(0)
+
+    async with opened("asyncpg", address_for(request, "asyncpg")) as stage:
+        for number in range(40):
+            with contextlib.suppress(OnefoldError):
+                async with stage.transaction() as tx:
+                    paying = _await(pay(stage, tx, f"e{number}", 1))
+                    await asyncio.gather(paying, *(disturb(tx) for _ in range(3)), return_exceptions=True)
+        entries, [(_, balance), _] = committed(stage)
+        assert balance == 100 + len(entries)
+
+
+@contextlib.contextmanager
+def kept_out(stage: Stage, seconds: float = 0.3) -> Iterator[None]:
+    """The entry e1 waits so long for another transaction."""
+    if stage.is_postgres:
+        other: Any = psycopg.connect(stage.address)
+        other.execute("INSERT INTO entries VALUES ('e1', 'b', 7)")
+    else:
+        other = sqlite3.connect(stage.address, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+    ending = threading.Timer(seconds, other.rollback)
+    ending.start()
+    try:
+        yield
+    finally:
+        ending.join()
+        other.close()
+
+
+@pytest.mark.parametrize("driver", ["psycopg-async", "asyncpg", "sqlite-async", "aiosqlite engine", "asyncpg engine"])
+async def test_a_task_that_is_left_behind_leaves_no_entry_alone(request: pytest.FixtureRequest, driver: str) -> None:
+    async with opened(driver, address_for(request, driver)) as stage:
+        with kept_out(stage), contextlib.suppress(OnefoldError):
+            async with stage.transaction() as tx:
+                paying = asyncio.ensure_future(_await(pay(stage, tx, "e1", 1)))
+                await asyncio.sleep(0.1)
+        with contextlib.suppress(OnefoldError):
+            await paying
+        entries, [(_, balance), _] = committed(stage)
+        assert balance == 100 + len(entries)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "sqlite", "psycopg2 engine"])
+async def test_a_thread_that_is_left_behind_leaves_no_entry_alone(request: pytest.FixtureRequest, driver: str) -> None:
+    async with opened(driver, address_for(request, driver)) as stage:
+        with ThreadPoolExecutor() as threads:
+            with kept_out(stage), contextlib.suppress(OnefoldError):
+                async with stage.transaction() as tx:
+                    paying = threads.submit(pay, stage, tx, "e1", 1)
+                    await asyncio.sleep(0.1)
+            with contextlib.suppress(OnefoldError):
+                paying.result()
         entries, [(_, balance), _] = committed(stage)
         assert balance == 100 + len(entries)
 

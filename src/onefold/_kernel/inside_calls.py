@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 from onefold._kernel.effects import Batch, BatchItem, Effect, Fetch, Flow, Query, Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Connection
-from onefold._kernel.runners import not_an_effect
+from onefold._kernel.runners import not_an_effect, run, run_async
 from onefold.errors import ProgrammerError, TransactionMisused
 
 
@@ -66,6 +66,7 @@ class CallingTransaction(Protocol):
 
     _executor: Any
     _begun: bool
+    _touched: bool
 
     def _check(self) -> None:
         """Raises where it is over, or doomed."""
@@ -151,6 +152,15 @@ def run_inside(flow: Flow[Any], executor: Any) -> Any:
         except BaseException:
             flow.close()
             raise
+
+
+def perform_inside(tx: CallingTransaction, flow: Flow[Any]) -> Any:
+    """Run a flow of onefold on the connection of an open transaction; on asyncio to be awaited."""
+    tx._check()
+    tx._touched = True
+    if isinstance(tx._executor, ThreadExecutor):
+        return run(flow, tx._executor)
+    return run_async(flow, tx._executor)
 
 
 class OnConnection(ThreadExecutor[Any]):

@@ -27,12 +27,18 @@ from onefold._kernel.handler_errors import nothing_executed_error
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import Joined, NaturalWrites, Outgoing, Sessions
 from onefold._kernel.transaction import ENDED, Transaction, no_outbox
-from onefold.errors import ConnectionLost, OutcomeUnknowable, OutcomeUnknown, StoreUnavailable
+from onefold.errors import ConnectionLost, OutcomeUnknowable, OutcomeUnknown, StoreUnavailable, TransactionMisused
 
 H = TypeVar("H")
 T = TypeVar("T")
 
 _log = logging.getLogger("onefold.transaction")
+
+_UNDER_WAY = (
+    "the handler returned while tx.ledger_entry was still under way, in a task or a thread that it has left behind: "
+    "its entry may be there without its addition. Nothing of the transaction is kept: await the task, or join the "
+    "thread, before the handler returns"
+)
 
 
 class OwnedTransaction(Transaction[H]):
@@ -172,8 +178,11 @@ class OwnedTransaction(Transaction[H]):
         return self._over is None
 
     def check_end(self, *, keep_rows: bool = True) -> None:
-        """Called before it is settled: raises TransactionMisused where a savepoint, or a call that was not awaited,
-        forbids that."""
+        """Called before it is settled: raises TransactionMisused where a savepoint, a call that was not awaited, or one
+        that is half done forbids that."""
+        self._closing = True
+        if self._under_way and keep_rows:
+            raise TransactionMisused(_UNDER_WAY)
         if self._savepoints is not None:
             self._savepoints.check_end(keep_rows=keep_rows)
         if self._calls is not None and keep_rows:

@@ -20,9 +20,8 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.inside_calls import Exclusive, InsideCall, InsideCalls, OnConnection, run_inside, take_back
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
-from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold._kernel.whole_flows import run_in_part, run_in_savepoint, run_or_doom
+from onefold._kernel.whole_flows import run_before_end, run_in_part, run_in_savepoint, run_or_doom
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
 
 if TYPE_CHECKING:
@@ -110,6 +109,9 @@ class Transaction(Generic[H]):
         #: The request that it belongs to, where that has a key: the digest of its record, and the key.
         self._request: tuple[bytes, str] | None = None
         self._calls: InsideCalls | None = None
+        #: One for each call that must not stay half done and has not ended; whether its end has looked at them.
+        self._under_way: list[None] = []
+        self._closing = False
         #: Whether its user cannot await.
         self._in_plain_def = False
 
@@ -356,15 +358,16 @@ class Transaction(Generic[H]):
         self._all_savepoints().doom(str(error))
 
     def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
-        return run_or_doom(self, make)
+        return run_before_end(self, functools.partial(run_or_doom, self, make))
 
     def _in_part(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
         if self._pending is not None and self._pending.joined:
             return self._in_savepoint(make)
-        return run_in_part(self._all_savepoints(), make)
+        return run_before_end(self, functools.partial(run_in_part, self._all_savepoints(), make))
 
     def _in_savepoint(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
-        return run_in_savepoint(self.savepoint(), self._executor, make)
+        part = functools.partial(run_in_savepoint, self.savepoint(), self._executor, make)
+        return run_before_end(self, part)
 
     def _take_part(self) -> int:
         return self._all_savepoints().take_number()
@@ -389,12 +392,3 @@ class Transaction(Generic[H]):
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
         if self._savepoints is not None:
             self._savepoints.check()
-
-
-def perform_inside(tx: Transaction[Any], flow: Flow[Any]) -> Any:
-    """Run a flow of onefold on the connection of an open transaction; on asyncio to be awaited."""
-    tx._check()
-    tx._touched = True
-    if isinstance(tx._executor, ThreadExecutor):
-        return run(flow, tx._executor)
-    return run_async(flow, tx._executor)

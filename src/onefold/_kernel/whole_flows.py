@@ -10,24 +10,42 @@ from typing import Any, Protocol
 from onefold._kernel.effects import Call, Flow, HandlerStatement, Query
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.savepoints import DIVIDED, Savepoint, Savepoints
-from onefold.errors import ConnectionLost, RowDiffers, TransactionMisused
+from onefold.errors import ConnectionLost, ProgrammerError, RowDiffers, TransactionAborted, TransactionMisused
 
 _HALF_DONE = (
     "tx.ledger_entry failed on its way ({why}), so that its entry may be there without its addition. Nothing of the "
     "transaction is kept: a retry does both"
 )
+_TOO_LATE = (
+    "tx.ledger_entry was called by a task or a thread that the handler has left behind: its transaction is about to "
+    "end. Nothing was written: await the task, or join the thread, before the handler returns"
+)
 _NOT_ENDED = "a part of tx.ledger_entry could not be ended, so nothing of the transaction is kept: {why}"
 
 
-class _HasSavepoints(Protocol):
+class _Divisible(Protocol):
     """A transaction, as far as this is concerned. Read without a call: an entry is one of many in a request."""
 
     _savepoints: Savepoints | None
+    _under_way: list[None]
+    _closing: bool
 
     def _all_savepoints(self) -> Savepoints: ...
 
 
-async def run_or_doom(tx: _HasSavepoints, make: Callable[[], Flow[Any]]) -> Any:
+async def run_before_end(tx: _Divisible, make: Callable[[], Flow[Any]]) -> Any:
+    """Run a flow that is not half done when its transaction ends. What a task or a thread has under way that the
+    handler has left behind, the end finds (`_under_way`); and nothing begins once it has looked (`_closing`)."""
+    tx._under_way.append(None)
+    try:
+        if tx._closing:
+            raise ProgrammerError(_TOO_LATE)
+        return await make()
+    finally:
+        tx._under_way.pop()
+
+
+async def run_or_doom(tx: _Divisible, make: Callable[[], Flow[Any]]) -> Any:
     """Run a flow as a whole, or nothing of the transaction is committed. The server has aborted it where it refused a
     statement. What a driver refuses, the server has not seen, and what is interrupted (a time-out, a cancellation) may
     be half done: then the transaction is doomed. So it is where another task's savepoint lies between its statements:
@@ -39,12 +57,12 @@ async def run_or_doom(tx: _HasSavepoints, make: Callable[[], Flow[Any]]) -> Any:
     except RowDiffers:  # nothing was written
         raise
     except Exception as error:
-        if edges == tx._all_savepoints().edges:
-            try:
-                await Query(HandlerStatement("SELECT 1"))
-            except Exception:
-                raise error from None
-        tx._all_savepoints().doom(_HALF_DONE.format(why=error))
+        may_stay = True
+        try:
+            may_stay = edges != tx._all_savepoints().edges or not await _is_aborted()
+        finally:  # also where it was interrupted
+            if may_stay:
+                tx._all_savepoints().doom(_HALF_DONE.format(why=error))
         raise
     except BaseException:
         tx._all_savepoints().doom(_HALF_DONE.format(why="it was interrupted"))
@@ -54,6 +72,17 @@ async def run_or_doom(tx: _HasSavepoints, make: Callable[[], Flow[Any]]) -> Any:
         known.doom(DIVIDED.format(what="tx.ledger_entry"))
         known.check()
     return answer
+
+
+async def _is_aborted() -> bool:
+    """Whether the server has aborted the transaction, or lost it. A driver may refuse to ask: that says nothing."""
+    try:
+        await Query(HandlerStatement("SELECT 1"))
+    except (TransactionAborted, ConnectionLost):
+        return True
+    except Exception:
+        return False
+    return False
 
 
 async def run_in_part(savepoints: Savepoints, make: Callable[[], Flow[Any]]) -> Any:

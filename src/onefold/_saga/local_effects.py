@@ -13,8 +13,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Protocol
 
+from onefold._kernel.inside_calls import perform_inside
 from onefold._kernel.results import annotation_of, decode_result, encode_result, result_type_of
-from onefold._kernel.transaction import perform_inside
 from onefold._policy.ranges import require
 from onefold._saga.effect_rows import EffectState, claim, entomb, forget, keep
 from onefold._saga.saga_errors import Abort
