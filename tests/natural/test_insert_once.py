@@ -108,6 +108,7 @@ async def test_what_cannot_be_a_key_is_refused_before_anything_is_sent(stage: St
             ({}, {"on": key}, "values by column"),
             ({key: "x"}, {"on": []}, "must be a column"),
             ({key: "x"}, {"on": [key, key]}, "different"),
+            ({key: "x"}, {"on": [key, [key]]}, "must be a column"),
             ({key: "x"}, {"on": key, "compare": "yes"}, "tell"),
             ({key: "x"}, {"on": key, "compare": ["note"]}, "note"),
             ({key: "x", 'note" = 1; --': 1}, {"on": key}, "note"),

@@ -4,6 +4,7 @@ and no types of a table that has others now."""
 from __future__ import annotations
 
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -25,6 +26,27 @@ async def price(stage: Stage, value: str, schema: str | None = None) -> InsertOu
         found = await tx.insert_once("prices", {"id": "p1", "price": Decimal(value)}, on="id", compare="tell")
     outcome: InsertOutcome = found.outcome
     return outcome
+
+
+class Name(str, Enum):  # noqa: UP042 - formatted as `Name.ID`, where a StrEnum is as its value
+    """As an application may name its tables and columns."""
+
+    ORDERS = "orders"
+    ID = "id"
+    STATUS = "status"
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "psycopg"])
+async def test_a_name_may_be_a_member_of_an_enumeration(request: pytest.FixtureRequest, driver: str) -> None:
+    """It equals the name as a text, and so what is kept of its call is for that as well."""
+    async with opened(driver, address_for(request, driver)) as stage, stage.transaction() as tx:
+        assert tx.insert_once(Name.ORDERS, {Name.ID: "o1", Name.STATUS: "new"}, on=Name.ID).created
+        assert not tx.insert_once("orders", {"id": "o1", "status": "new"}, on="id", compare=True).created
+        for table, key, state, came, to in (
+            (Name.ORDERS, Name.ID, Name.STATUS, "new", "paid"), ("orders", "id", "status", "paid", "sent"),
+        ):  # fmt: skip
+            assert tx.transition(table, where={key: "o1"}, state=state, come_from=came, to=to).moved
+        assert tx.lock_row(Name.ORDERS, where={Name.ID: "o1"})["status"] == "sent"
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "psycopg engine"])

@@ -75,6 +75,9 @@ async def test_what_stands_for_several_rows_is_refused_and_nothing_is_kept(stage
         ({"where": {"id": "o1", "status": "paid"}}, "come_from"),
         ({"where": {"id or 1=1": "o1"}}, "id or 1=1"),
         ({"state": 'status" = 1 --'}, "column"),
+        ({"state": ["status"]}, "state"),
+        ({"state": None}, "state"),
+        ({"version": ["version"]}, "version"),
         ({"also": {"note": 1, "x;": 2}}, "x;"),
     ],
 )

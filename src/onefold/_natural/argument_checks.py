@@ -91,7 +91,7 @@ def check_numbers(call: str, setting: str, numbers: Mapping[str, Any]) -> None:
 def check_columns(call: str, setting: str, given: object) -> tuple[str, ...]:
     """One column, or several."""
     columns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
-    if not columns or len(set(columns)) != len(columns) or not all(isinstance(column, str) for column in columns):
+    if not columns or not all(isinstance(column, str) for column in columns) or len(set(columns)) != len(columns):
         raise ProgrammerError(f"{call}: {setting}={given!r:.80} must be a column, or several different ones")
     return columns
 

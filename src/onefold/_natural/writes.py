@@ -68,7 +68,9 @@ class TableWriter:
         return self._sql
 
     def table(self, name: str, executor: SpeaksDialect) -> WritableTable:
-        return keep(self.tables, name, PlainTable(name, self._dialect(executor)), TABLES_MAX)
+        plain = str.__str__(name)
+        known = self.tables.get(plain)
+        return known or keep(self.tables, plain, PlainTable(plain, self._dialect(executor)), TABLES_MAX)
 
     def insert_once(
         self,
@@ -112,6 +114,8 @@ class TableWriter:
             raise ProgrammerError(f"{call}: expected_version={expected_version!r} needs version=, the column it is in")
         else:
             expected = (expected_version,)
+        if state.__class__ is not str or not (version is None or version.__class__ is str):
+            _check_names(call, state, version)
         shape = ("move", tuple(key), state, len(states), version, len(expected), tuple(set_too))
         plan = table.plans.get(shape)
         if plan is None:
@@ -286,6 +290,13 @@ def _plan_lock(table: WritableTable, key: tuple[str, ...]) -> LockPlan:
     table.check_columns(key)
     find = table.prepare(FindRow(columns=key, key=key, locked=True))
     return LockPlan(key=key, find=find, hash=table.prepare(HashKey(key)))
+
+
+def _check_names(call: str, state: object, version: object) -> None:
+    """What cannot be asked for among plans is refused before."""
+    for setting, name in (("state", state), ("version", version)):
+        if not isinstance(name, str) and not (name is None and setting == "version"):
+            raise ProgrammerError(f"{call}: {setting}={name!r:.80} must be a text: the name of a column")
 
 
 def _read_states(call: str, come_from: object, to: object) -> tuple[Any, ...]:

@@ -63,7 +63,7 @@ class NaturalDialect(Protocol):
 
 def quote(name: str) -> str:
     """A name that was checked (`argument_checks`) as an identifier: reserved words are names like any other."""
-    return f'"{name}"'
+    return f'"{str.__str__(name)}"'  # a member of an enumeration of texts is formatted as something else
 
 
 class ColumnType(NamedTuple):
