@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from onefold import Onefold
 from onefold._natural.exclusive import lock_number
-from onefold.errors import KeyNotDerivable, ProgrammerError, SerializationFailed, StoreBusy
+from onefold.errors import KeyNotDerivable, ProgrammerError, SerializationFailed, StatementRefused, StoreBusy
 from tests.natural.stages import ENGINES, PLAIN, Stage, address_for, opened, refused
 from tests.support.patience import PATIENCE_S
 
@@ -110,6 +110,41 @@ async def test_on_sqlite_those_who_write_wait_for_nothing_else(request: pytest.F
             assert tx.insert_once("orders", {"id": "o1"}, on="id").created
             with tx.exclusive("a", wait_s=0):
                 assert tx.insert_once("orders", {"id": "o2"}, on="id").created
+
+
+def begin_part(tx: Any) -> None:
+    with tx.savepoint():
+        pass
+
+
+def begin_in_vain(tx: Any) -> None:
+    with refused(StatementRefused, "NOT NULL"):
+        tx.insert_once("orders", {"id": "o1", "status": None}, on="id")
+
+
+@pytest.mark.parametrize("begin", [begin_part, begin_in_vain])
+async def test_on_sqlite_a_part_and_a_refused_write_have_the_write_lock_too(
+    request: pytest.FixtureRequest, begin: Callable[[Any], None]
+) -> None:
+    """Another transaction has the key, and waits for the write lock."""
+    async with opened("sqlite", address_for(request, "sqlite")) as stage:
+        had = threading.Event()
+
+        def take_key() -> None:
+            with stage.once.transaction() as tx:
+                had.set()
+                with tx.exclusive("a"):
+                    tx.insert_once("orders", {"id": "o2"}, on="id")
+
+        with ThreadPoolExecutor() as threads, stage.once.transaction() as tx:
+            begin(tx)
+            taking = threads.submit(take_key)
+            assert had.wait(PATIENCE_S)
+            await asyncio.sleep(0.1)
+            with tx.exclusive("a", wait_s=0):
+                pass
+        taking.result()
+        assert stage.outside("SELECT id FROM orders") == [("o2",)]
 
 
 def test_parts_and_their_order_make_the_key() -> None:

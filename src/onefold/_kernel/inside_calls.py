@@ -72,8 +72,8 @@ class CallingTransaction(Protocol):
         """Raises where it is over, or doomed."""
         ...
 
-    def _doom(self, error: TransactionMisused) -> None:
-        """Nothing of it may be committed."""
+    def _note_failure(self, error: Exception, begins: bool) -> None:
+        """A call has failed."""
         ...
 
 
@@ -108,8 +108,8 @@ class InsideCall(PendingCall):
             except StopIteration as end:
                 tx._begun = tx._begun or self._begins
                 return end.value
-            except TransactionMisused as error:
-                tx._doom(error)
+            except Exception as error:
+                tx._note_failure(error, self._begins)
                 raise
             try:
                 if effect.__class__ is Query:

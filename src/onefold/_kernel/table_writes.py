@@ -118,6 +118,13 @@ FoundRow: TypeAlias = tuple[Any, tuple[Any, ...]]
 Prepared: TypeAlias = Any
 
 
+class TableObject(Protocol):
+    """A `sqlalchemy.Table`."""
+
+    @property
+    def fullname(self) -> str: ...
+
+
 class WritableTable(Protocol):
     """One table, in one transaction."""
 

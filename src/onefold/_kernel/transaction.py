@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
@@ -22,11 +22,18 @@ from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold._kernel.whole_flows import run_before_end, run_in_part, run_in_savepoint, run_or_doom
-from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
+from onefold.errors import (
+    ConfigurationError,
+    MessageInvalid,
+    ProgrammerError,
+    StoreBusy,
+    StoreUnavailable,
+    TransactionMisused,
+)
 
 if TYPE_CHECKING:
     from onefold._kernel.derive import Part
-    from onefold._kernel.table_writes import WritableTable
+    from onefold._kernel.table_writes import TableObject, WritableTable
     from onefold._kernel.write_results import EnteredSoon, InsertedSoon, TransitionedSoon
 
 H = TypeVar("H")
@@ -71,13 +78,6 @@ def _all_headers(carried: Mapping[str, str], topic: object, own: object) -> dict
 
 def no_outbox() -> Outgoing:
     raise ProgrammerError("this transaction was opened without an outbox, so it can publish nothing")
-
-
-class TableObject(Protocol):
-    """A `sqlalchemy.Table`."""
-
-    @property
-    def fullname(self) -> str: ...
 
 
 class Transaction(Generic[H]):
@@ -285,7 +285,8 @@ class Transaction(Generic[H]):
         of `derive`, and their order matters. The lock stays until COMMIT or ROLLBACK, not until the end of the block;
         StoreBusy where it is not had within `wait_s`."""
         natural = self._natural_writes()
-        writing = self._begun or self._handed
+        known = self._savepoints
+        writing = self._begun or self._handed or (known is not None and known.edges > 0)
         make = natural.exclusive(self._executor, key, wait_s=wait_s, part=self._take_part, writing=writing)
         return Exclusive("tx.exclusive(...)", functools.partial(self._perform, "tx.exclusive(...)", make))
 
@@ -348,14 +349,17 @@ class Transaction(Generic[H]):
             executor = OnConnection(own)
         try:
             answer = run_inside(make(), executor)
-        except TransactionMisused as error:
-            self._doom(error)
+        except Exception as error:
+            self._note_failure(error, begins)
             raise
         self._begun = self._begun or begins
         return answer
 
-    def _doom(self, error: TransactionMisused) -> None:
-        self._all_savepoints().doom(str(error))
+    def _note_failure(self, error: Exception, begins: bool) -> None:
+        """A call has failed. It had begun all the same, unless it was refused a lock."""
+        self._begun = self._begun or (begins and not isinstance(error, StoreBusy))
+        if isinstance(error, TransactionMisused):
+            self._all_savepoints().doom(str(error))
 
     def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Flow[Any]:
         return run_before_end(self, functools.partial(run_or_doom, self, make))
