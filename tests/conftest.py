@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from onefold.testing.servers import (
     GivenKafka,
@@ -24,6 +25,10 @@ from onefold.testing.servers import (
 from tests.support.moto_server import PrivateMoto
 from tests.support.temporal_server import PrivateTemporal
 from tests.testing.servers.missing import unless_missing
+
+# No property depends on how fast a machine is at the moment: neither an example nor its making has a limit of time.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 #: Files whose tests take many seconds each: they begin first.
 SLOW: Final = frozenset(

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._caches.redis_cache import RedisAnswers
@@ -34,7 +34,7 @@ KEY = entry_key(SECRET, b"orders")
 NOW_MS = 1_800_000_000_000
 
 #: A busy machine is slow to make them up.
-FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=20)
 
 RECORDS = st.builds(
     Record,
