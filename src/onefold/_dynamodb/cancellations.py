@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+from onefold._kernel.extras import missing_extra
+
+try:
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "aws") from None
 
 from onefold._dynamodb.item_values import read_item
 from onefold.errors import (
