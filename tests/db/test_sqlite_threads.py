@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from onefold._kernel.effects import BatchItem, Boundary, Statement
+from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, Statement
 from onefold.db import _left_running
-from onefold.db.sqlite import SqliteDatabase, async_sqlite
+from onefold.db.sqlite import SqliteDatabase, _connection, async_sqlite
 from onefold.db.sqlite._connection import SqliteConnection
 from onefold.errors import StoreBusy, TransactionMisused
 from tests.db.gates import Gate, wait_until_stuck
@@ -163,6 +163,38 @@ def test_a_thread_that_waits_for_the_handle_while_its_request_ends_does_not_get_
     # It may have had its turn in front of the end, which then counts. Afterwards it is told.
     assert count == (1 if refused is None and end is ENDS["commit"] else 0)
     assert refused is None or isinstance(refused, TransactionMisused), repr(refused)
+
+
+def test_a_thread_that_comes_late_writes_nothing_into_the_next_request(
+    database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still between its look at whose connection it is and its statement, in a call that lies there."""
+    insert = HandlerStatement("INSERT INTO thing VALUES (1)")
+    stands, goes = threading.Event(), threading.Event()
+    process = _connection.getpid()
+
+    def stand() -> int:
+        if threading.current_thread() is not threading.main_thread():
+            stands.set()
+            assert goes.wait(PATIENCE_S)
+        return process
+
+    monkeypatch.setattr(_connection, "getpid", stand)
+    connection = database.acquire()
+    connection.query(HandlerStatement("SELECT 1"))
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(connection.query, insert)
+        assert stands.wait(PATIENCE_S)
+        connection.batch((COMMIT,))
+        connection.release()
+        following = database.acquire()
+        following.query(HandlerStatement("INSERT INTO thing VALUES (2)"))
+        goes.set()
+        refused = late.exception(PATIENCE_S)
+    assert following.query(HandlerStatement("SELECT id FROM thing")).rows == [(2,)]
+    following.batch((ROLLBACK,))
+    following.release()
+    assert isinstance(refused, TransactionMisused)
 
 
 def test_a_function_that_does_not_return_costs_its_own_connection_only(

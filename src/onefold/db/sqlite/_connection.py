@@ -135,7 +135,10 @@ class SqliteConnection:
         file = self._lent
         if file is None or not self._writing or file.process != getpid():
             return query_handle(self.handle, statement)
-        return query_handle(file.connection, statement)
+        with file.connection.lock:
+            if file is not self._lent:  # given back meanwhile: another request may have it
+                raise TransactionMisused(OVER)
+            return query_handle(file.connection, statement)
 
     def glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
