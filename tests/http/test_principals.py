@@ -551,6 +551,25 @@ def test_a_function_that_cannot_be_asked_is_refused_where_it_is_written(
     once.close()
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Depends(of_token), r"Depends\(.*\) is not a dependency's function; .*without Depends: {setting}\(of_token\)"),
+        ("current_user", r"'current_user' is not a dependency's function"),
+        (None, r"None is not a dependency's function"),
+    ],
+)
+@pytest.mark.parametrize("make", [principal_from, authorize_from])
+def test_what_is_no_dependency_is_refused_where_it_is_written(make: Callable[..., Any], given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said.format(setting=make.__name__)):
+        make(given)
+
+
+def test_a_name_of_principal_from_that_is_no_function_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ConfigurationError, match=r"name='id' is not a function.*lambda user: user.id"):
+        principal_from(bearer_user, "id")  # type: ignore[arg-type]
+
+
 def test_a_request_of_flask_is_not_for_asyncio(sqlite_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"of_flask_request.*flask.*AsyncOnefold"):
         AsyncOnefold(sqlite_path, principal=of_flask_request)

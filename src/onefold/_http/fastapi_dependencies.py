@@ -28,6 +28,7 @@ from onefold._http.route_policy import METHODS
 from onefold._http.starlette_routes import condition_of, find_transaction
 from onefold._http.steps_parameter import GIVES_TRANSACTION
 from onefold._kernel.transaction import Transaction
+from onefold.errors import ConfigurationError
 
 H = TypeVar("H")
 
@@ -60,7 +61,12 @@ def principal_from(
     The dependency runs as FastAPI runs it, with its own dependencies, `yield`, overrides and validation, before the
     request is looked up and once more for the endpoint, if that depends on it too. What it raises is the answer.
     """
-    run = _DependencyRunner(dependency)
+    run = _DependencyRunner(_check_function("principal_from", dependency))
+    if name is not None and not callable(name):
+        raise ConfigurationError(
+            f"principal_from: name={name!r:.80} is not a function of what the dependency returns; write one, as in "
+            "lambda user: user.id"
+        )
 
     async def principal(request: Request) -> str | None:
         value = await run(request)
@@ -73,13 +79,25 @@ def principal_from(
 
 def authorize_from(dependency: Callable[..., Any]) -> Callable[[Request], Awaitable[None]]:
     """`authorize` by a dependency: it refuses by raising, whatever it returns."""
-    run = _DependencyRunner(dependency)
+    run = _DependencyRunner(_check_function("authorize_from", dependency))
 
     async def authorize(request: Request) -> None:
         await run(request)
 
     setattr(authorize, NAMED, dependency)
     return authorize
+
+
+def _check_function(caller: str, dependency: Any) -> Callable[..., Any]:
+    """Refuse what FastAPI would fail to call with each request."""
+    if callable(dependency):
+        function: Callable[..., Any] = dependency
+        return function
+    name = getattr(getattr(dependency, "dependency", None), "__name__", "current_user")
+    raise ConfigurationError(
+        f"{caller}: {dependency!r:.200} is not a dependency's function; give the function itself, without Depends: "
+        f"{caller}({name})"
+    )
 
 
 class _DependencyResult:
