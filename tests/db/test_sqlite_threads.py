@@ -7,6 +7,7 @@ SQLite for as long as a function waits that it calls.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -171,7 +172,7 @@ def test_a_thread_that_comes_late_writes_nothing_into_the_next_request(
     """It stands still between its look at whose connection it is and its statement, in a call that lies there."""
     insert = HandlerStatement("INSERT INTO thing VALUES (1)")
     stands, goes = threading.Event(), threading.Event()
-    process = _connection.getpid()
+    process = os.getpid()
 
     def stand() -> int:
         if threading.current_thread() is not threading.main_thread():
