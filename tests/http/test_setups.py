@@ -473,6 +473,13 @@ async def test_a_marked_get_is_refused(once: AsyncOnefold, methods: list[str]) -
     assert "/orders" in await refused_at_start(late)
 
 
+async def test_a_marked_websocket_is_refused(once: AsyncOnefold) -> None:
+    app = FastAPI()
+    app.websocket("/orders")(once.idempotent()(order))
+    with pytest.raises(ConfigurationError, match=r"order is marked.*serves the WebSocket /orders"):
+        once.install(app)
+
+
 def test_a_marked_get_is_refused_in_flask(threads: Onefold) -> None:
     app = flask.Flask("shop")
 

@@ -98,6 +98,12 @@ def check_served(known: Known, layer: Serving, marks: Iterable[IdempotentHandler
 
 
 def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving) -> None:
+    if not endpoint.methods:
+        raise ConfigurationError(
+            f"{found.name} is marked as idempotent and serves the WebSocket {endpoint.path}: no request with a key "
+            "comes there, and each connection would fail. Take the mark out; what a message of it writes goes through "
+            "once.transaction(), or once.handling(...) if messages have ids of their own"
+        )
     others = sorted(endpoint.methods - METHODS - _IMPLIED)
     if found.policy.conditional is not None and "GET" in endpoint.methods:
         _check_read(endpoint, found)
