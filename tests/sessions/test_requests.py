@@ -216,6 +216,52 @@ async def test_the_options_of_the_engine_that_the_factory_is_bound_to_are_kept(r
             assert connection.execute(text("SELECT item FROM tenant.orders")).scalars().all() == ["tea"]
 
 
+async def look(once: Onefold | AsyncOnefold) -> None:
+    if isinstance(once, AsyncOnefold):
+        async with once.transaction() as tx:
+            await tx.session().execute(text("SELECT 1"))
+    else:
+        with once.transaction() as tx:
+            tx.session().execute(text("SELECT 1"))
+
+
+@pytest.mark.parametrize("kind", ["sync-postgres", "async-postgres"])
+@pytest.mark.parametrize("engine_level", [None, "REPEATABLE READ"])
+async def test_a_session_that_asks_for_a_stricter_isolation_is_never_given_less(
+    request: pytest.FixtureRequest, kind: str, engine_level: str | None
+) -> None:
+    async with staged(request, kind) as stage:
+        serializable = stage.engine.execution_options(isolation_level="SERIALIZABLE")
+        factory = type(stage.factory())(serializable)
+        if engine_level is not None:
+            stage.engine = stage.engine.execution_options(isolation_level=engine_level)
+        once = await stage.migrated(session_factory=factory)
+        async with calling(buying(once)) as client:
+            assert (await client.post("/orders/tea", key='"k"')).status_code == 500
+        assert stage.items() == []
+        told = r"isolation_level='SERIALIZABLE', but .* has begun with (READ COMMITTED|REPEATABLE READ)\. .*isolation="
+        with pytest.raises(ConfigurationError, match=told):
+            await look(once)
+
+
+@pytest.mark.parametrize("kind", ["sync-postgres", "async-postgres", "sync-sqlite", "async-sqlite"])
+@pytest.mark.parametrize("by", ["setting", "engine"])
+async def test_a_session_joins_a_transaction_of_the_isolation_it_asks_for(
+    request: pytest.FixtureRequest, kind: str, by: str
+) -> None:
+    async with staged(request, kind) as stage:
+        serializable = stage.engine.execution_options(isolation_level="SERIALIZABLE")
+        if by == "engine":
+            stage.engine = serializable
+        once = await stage.migrated(
+            session_factory=type(stage.factory())(serializable),
+            **({"isolation": "serializable"} if by == "setting" else {}),
+        )
+        async with calling(buying(once)) as client:
+            assert (await client.post("/orders/tea", key='"k"')).status_code == 201
+        assert stage.items() == ["tea"]
+
+
 async def test_a_registry_may_give_out_the_same_session_again(request: pytest.FixtureRequest) -> None:
     async with staged(request, "sync-sqlite") as stage:
         registry = scoped_session(sessionmaker(stage.engine), scopefunc=lambda: "one")

@@ -12,6 +12,23 @@ from sqlalchemy import Connection
 
 from onefold.errors import ConfigurationError
 
+_FROM_WEAKEST = ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+
+
+def check_chosen_level(connection: Connection, level: str) -> None:
+    """Raises ConfigurationError where the application chose a level for a session, and the transaction that the session
+    joins has less than that. It has begun, so its level cannot be changed any more."""
+    if level == connection.get_execution_options().get("isolation_level"):  # the engine's, which the route may change
+        return
+    chosen, has = (name.replace("_", " ").upper() for name in (level, connection.get_isolation_level()))
+    if chosen not in _FROM_WEAKEST or _FROM_WEAKEST.index(has) < _FROM_WEAKEST.index(chosen):
+        raise ConfigurationError(
+            f"session_factory makes sessions with isolation_level={level!r}, but the transaction that this one joins "
+            f"has begun with {has}. Let onefold begin it as you want it: Onefold(..., isolation=...) or "
+            "@once.idempotent(isolation=...), or give onefold the engine that has the level, and bind session_factory "
+            "to the same one"
+        )
+
 
 class ConnectionIsolation:
     """Knows how the connection came, and what it has been set to since."""

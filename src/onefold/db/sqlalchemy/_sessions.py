@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionm
 from onefold._kernel.pending_work import Mark, PendingWork
 from onefold._kernel.transaction import Transaction
 from onefold.db.sqlalchemy._engine_events import holder_of
+from onefold.db.sqlalchemy._isolation import check_chosen_level
 from onefold.db.sqlalchemy._table_writes import SqlalchemyTable
 from onefold.errors import ConfigurationError, ProgrammerError, TransactionMisused
 
@@ -156,6 +157,8 @@ class JoinedSession:
         self._failure: Exception | None = None
         #: The connection's count of writing statements when the savepoint that is open began.
         self._writes: int | None = None
+        #: The isolation level that the application chose for it, when the transaction is known to have that.
+        self._level: str | None = None
         self._mode = inner.join_transaction_mode
         inner.join_transaction_mode = "create_savepoint"
         inner.info[_JOINED] = self
@@ -307,8 +310,12 @@ class JoinedSession:
         handle = self.tx.connection
         connection: Connection = handle if isinstance(handle, Connection) else handle.sync_connection
         if isinstance(found, Engine):  # with options of its own, perhaps: schema_translate_map
-            has = connection.get_execution_options()
-            new = {name: value for name, value in found.get_execution_options().items() if name not in has}
+            has, chosen = connection.get_execution_options(), found.get_execution_options()
+            level = chosen.get("isolation_level")
+            if level not in (None, self._level):
+                check_chosen_level(connection, level)
+                self._level = level
+            new = {name: value for name, value in chosen.items() if name not in (*has, "isolation_level")}
             if new:
                 connection.execution_options(**new)
         if self._writes is None and (holder := holder_of(connection)) is not None:
