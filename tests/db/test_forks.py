@@ -273,3 +273,54 @@ def test_a_child_that_goes_on_with_its_parents_loop_has_sessions_of_its_own(
     before, child, after = run(opening, program, postgres_dsn)
     assert isinstance(child, int), child
     assert child != before == after
+
+
+IN_A_TRANSACTION = """
+TABLE, COUNT = Statement("CREATE TEMP TABLE forked (x int)"), Statement("SELECT count(*) FROM forked")
+
+def write(handle):
+    return getattr(handle, "exec_driver_sql", handle.execute)("INSERT INTO forked VALUES (1)")
+
+async def write_async(handle):
+    await write(handle)
+
+async def told_async():
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN, TABLE))
+    handle = connection.handle
+    told = in_a_child(lambda: asyncio.run(write_async(handle)))
+    await write(handle)
+    [(found,)] = await connection.fetch(COUNT)
+    await connection.batch((Boundary.ROLLBACK,))
+    await connection.release()
+    return told, found
+
+def told():
+    if not sync:
+        return asyncio.run(told_async())
+    connection = database.acquire()
+    connection.batch((Boundary.BEGIN, TABLE))
+    handle = connection.handle
+    told = in_a_child(lambda: write(handle))
+    write(handle)
+    [(found,)] = connection.fetch(COUNT)
+    connection.batch((Boundary.ROLLBACK,))
+    connection.release()
+    return told, found
+
+print(json.dumps(told()))
+"""
+
+
+@pytest.mark.parametrize(
+    "driver",
+    ["psycopg", "psycopg-async", "sqlalchemy-psycopg", "sqlalchemy-asyncpg", "sqlite3", "sqlalchemy-pysqlite"],
+)
+def test_what_a_child_does_with_its_parents_connection_is_not_in_the_parents_transaction(
+    driver: str, request: pytest.FixtureRequest
+) -> None:
+    on_sqlite = driver in SQLITE
+    address = str(request.getfixturevalue("sqlite_path" if on_sqlite else "postgres_dsn"))
+    told, found = run((SQLITE if on_sqlite else OPENINGS)[driver], IN_A_TRANSACTION, address)
+    assert "by a fork; its transaction belongs to that process" in told
+    assert found == 1

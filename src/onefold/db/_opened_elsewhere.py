@@ -9,7 +9,7 @@ from os import getpid
 from typing import Any
 from weakref import WeakSet
 
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, TransactionMisused
 
 
 class Connections:
@@ -35,6 +35,14 @@ def fork_error(kind: str) -> ConfigurationError:
         f"the {kind} was opened before this process ({getpid()}) was forked: both would talk over the same sockets. "
         "Open it in each worker (gunicorn: in post_fork, or without --preload; FastAPI: in the lifespan), or give "
         "onefold the address instead of a pool"
+    )
+
+
+def inherited_error(driver: str) -> TransactionMisused:
+    """The error for a connection that was given to a handler in the process that this one was forked from."""
+    return TransactionMisused(
+        f"this {driver} connection was taken in another process and came here ({getpid()}) by a fork; its transaction "
+        "belongs to that process. Do the work there, or take a connection here"
     )
 
 

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from os import getpid
 from threading import RLock
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -24,6 +25,7 @@ from psycopg.pq import ConnStatus
 
 from onefold._kernel.effects import BatchItem
 from onefold.db._left_running import END_S, close_unlocked, hang_up, is_end, is_free, still_used_error
+from onefold.db._opened_elsewhere import inherited_error
 from onefold.errors import TransactionMisused
 
 C = TypeVar("C", Connection[Any], AsyncConnection[Any])
@@ -171,10 +173,11 @@ class _NotedWait:
     """The connection's own `wait`, which notes that it was called, and lets nothing in after the end. The original's,
     which has the same session: a copy that is held by what it holds would be left to the garbage collector."""
 
-    __slots__ = ("_wait", "called", "inside", "over", "tasks")
+    __slots__ = ("_process", "_wait", "called", "inside", "over", "tasks")
 
     def __init__(self, wait: Callable[..., Any]) -> None:
         self._wait = wait
+        self._process = getpid()
         self.called = self.over = False
         #: Held by the thread that is inside libpq. A `stream()` that is not read on holds the connection's own lock.
         self.inside = RLock()
@@ -183,6 +186,8 @@ class _NotedWait:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
+        if self._process != getpid():  # before the lock: a thread of the parent may have held it
+            raise inherited_error("psycopg")
         with self.inside:
             waited = refuse() if self.over else self._wait(*args, **kwargs)
         return self._note(waited) if inspect.iscoroutine(waited) else waited

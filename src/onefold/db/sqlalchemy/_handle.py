@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from os import getpid
 from threading import Condition
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from sqlalchemy import Connection
 
 from onefold._kernel.effects import BatchItem
 from onefold.db._left_running import END_S, still_used_error
+from onefold.db._opened_elsewhere import inherited_error
 from onefold.errors import TransactionMisused
 
 _STATEMENT = "_execute_context"
@@ -38,6 +40,7 @@ class LentConnection:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._process = getpid()
         self._ended = False
         #: How many calls of the handler's are on their way.
         self._calls = 0
@@ -113,6 +116,8 @@ class LentConnection:
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if _turn.get() is self:
             return function(*args, **kwargs)
+        if self._process != getpid():  # before the lock: a thread of the parent may have held it
+            raise inherited_error("SQLAlchemy")
         with self._returned:
             if self._ended:
                 _refuse()

@@ -25,6 +25,7 @@ from os import getpid
 from typing import Any
 
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
+from onefold.db._opened_elsewhere import inherited_error
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
 from onefold.db.sqlite._file import Shared, SqliteFile, keep_open
 from onefold.db.sqlite._guarded_connection import LOST, OVER, trespass_error
@@ -260,10 +261,7 @@ class SqliteConnection:
         if file is None:
             raise TransactionMisused(OVER)
         if file.process != getpid():
-            raise TransactionMisused(
-                "this SQLite connection was taken in another process and came here by a fork; its transaction belongs "
-                "to that process. Do the work there, or take a connection here"
-            )
+            raise inherited_error("SQLite")
         return file
 
     def _current(self, file: SqliteFile) -> sqlite3.Connection:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from os import getpid
 from typing import Any
 
+from onefold.db._opened_elsewhere import inherited_error
 from onefold.errors import TransactionEnded, TransactionMisused
 
 LOST = (
@@ -67,7 +69,7 @@ _OF_BLOBS = ("read", "write", "seek", "tell", "__len__", "__getitem__", "__setit
 class GuardedConnection(sqlite3.Connection):
     """Executes for a handler within a transaction only."""
 
-    __slots__ = ("altered", "executed", "lock", "ours", "over", "trespass")
+    __slots__ = ("altered", "executed", "lock", "ours", "over", "process", "trespass")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Held by the thread that is inside SQLite.
@@ -84,6 +86,8 @@ class GuardedConnection(sqlite3.Connection):
         self.trespass: str | None = None
         #: Whether the handler that has it now has had anything executed.
         self.executed = False
+        #: Which process it was opened in.
+        self.process = getpid()
         super().__init__(*args, **kwargs)
 
     def check_open(self) -> None:
@@ -94,6 +98,8 @@ class GuardedConnection(sqlite3.Connection):
     def check(self) -> None:
         if not self.ours:
             self.check_open()
+            if self.process != getpid():
+                raise inherited_error("SQLite")
             if not self.in_transaction:
                 raise TransactionEnded(LOST)
             self.executed = True
