@@ -204,6 +204,18 @@ def test_only_the_ids_that_are_named_are_redriven(shop: Shop, buried: Callable[.
     assert (nothing.returncode, nothing.stdout) == (1, "no dead letter of ship fits\n")
 
 
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("redrive",), ("redrive", "--dry-run")])
+def test_a_consumer_that_was_never_seen_is_told_from_one_without_dead_letters(
+    shop: Shop, buried: Callable[..., list[str]], words: tuple[str, ...]
+) -> None:
+    buried(*placed("a"))
+    mistyped = shop.onefold("dlq", *words, *D, "--consumer", "shipp")
+    assert "no consumer 'shipp' has been seen in this database; did you mean 'ship'?" in mistyped.stderr
+    unlike = shop.onefold("dlq", *words, *D, "--consumer", "billing")
+    assert "no consumer 'billing' has been seen in this database; see `onefold consumers list`." in unlike.stderr
+    assert "seen" not in shop.onefold("dlq", *words, *D, "--consumer", "pack").stderr
+
+
 def test_dead_letters_that_are_too_old_are_told_with_the_option_that_takes_them(
     shop: Shop, buried: Callable[..., list[str]]
 ) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
 from onefold._cli.options import ACTOR, DATABASE, JSON, NAME, actor_name
 from onefold._cli.output import print_done
-from onefold._cli.session import run_on_database, session
+from onefold._cli.seen_consumers import explain_unseen
+from onefold._cli.session import CommandSession, run_on_database, session
 from onefold._inbox.consumer import check_name
-from onefold._inbox.pausing import pause, pauses, resume
-from onefold._inbox.registry import list_consumers
+from onefold._inbox.pausing import pause, resume
 from onefold.errors import ConfigurationError
 
 
@@ -31,11 +29,7 @@ def pause_command(
     check_name(name)
     with session(database) as db:
         if not yes:
-            known = [
-                *db.run(list_consumers(db.dialect)),
-                *(each.consumer for each in db.run(pauses(db.dialect))),
-            ]
-            _refuse_unseen(name, known)
+            _refuse_unseen(db, name)
         is_paused = db.run(pause(db.dialect, name, actor_name(actor)))
     if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
@@ -43,14 +37,10 @@ def pause_command(
     print_done("paused", name, hint, as_json=as_json)
 
 
-def _refuse_unseen(name: str, known: Collection[str]) -> None:
+def _refuse_unseen(db: CommandSession, name: str) -> None:
     """Refuse an unknown name: a pause under a mistyped name would seem to work while the consumer goes on."""
-    if name not in known:
-        close = get_close_matches(name, known, 1)
-        suggestion = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigurationError(
-            f"no consumer {name!r} has been seen in this database; {suggestion}--yes pauses it before its first start"
-        )
+    if unseen := explain_unseen(db, name):
+        raise ConfigurationError(f"{unseen} --yes pauses it before its first start")
 
 
 def resume_command(

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, actor_name
 from onefold._cli.output import echo_stderr, print_json, print_table
+from onefold._cli.seen_consumers import explain_unseen
 from onefold._cli.session import CommandSession, run_on_database, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
@@ -57,18 +58,26 @@ def redrive_command(
         age_s = days_max * DAY_S
         if dry_run:
             _print_preview(chosen.consumer, db.run(preview(db.dialect, chosen, dead_letter_s=age_s)), as_json)
+            _warn_of_unseen(explain_unseen(db, chosen.consumer))
             return
         started = redrive(
             db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s, why=why
         )
         job = db.run(started)
+        unseen = "" if job.failed_messages else explain_unseen(db, chosen.consumer)
         unfit = 0 if job.failed_messages else db.run(preview(db.dialect, chosen, dead_letter_s=age_s)).unfit
         if wait and job.failed_messages:
             job = _wait_for(db, job)
     hint = f"; {unfit} died more than {days_max:g} days ago: see --days" if unfit else ""
     _print_job(job, as_json=as_json, hint=hint)
+    _warn_of_unseen(unseen)
     if not job.failed_messages or (wait and job.dead):
         raise typer.Exit(1)
+
+
+def _warn_of_unseen(unseen: str) -> None:
+    if unseen:
+        echo_stderr(unseen)
 
 
 def jobs_command(

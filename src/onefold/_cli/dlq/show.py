@@ -12,7 +12,8 @@ import typer
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL
 from onefold._cli.options import DATABASE, JSON, TOPIC
-from onefold._cli.output import print_json, print_table
+from onefold._cli.output import echo_stderr, print_json, print_table
+from onefold._cli.seen_consumers import explain_unseen
 from onefold._cli.session import CommandSession, session
 from onefold._cli.times import moment_of
 from onefold._inbox.failed_lists import find_failed, list_failed_consumers
@@ -61,7 +62,10 @@ def list_command(
             if len(letters) < limit:
                 fit = db.run(list_summaries(db.dialect, chosen, state=_STATES[state], limit=limit - len(letters)))
                 letters += [_summary(name, failed_message) for failed_message in fit]
+        unseen = explain_unseen(db, consumer) if consumer and not letters else ""
         hints = [] if state is not State.DEAD or as_json else list(_hints(db, consumer, topic))
+    if unseen:
+        echo_stderr(unseen)
     if as_json:
         print_json(letters)
         return
