@@ -196,6 +196,35 @@ def test_control_a_write_beside_the_transaction_is_found_by_its_count(sqlite_pat
         assert_idempotent(client, "POST", "/orders", json=JSON, once=once, count=lambda: len(written))
 
 
+def test_a_row_under_a_business_key_wants_another_payload_for_each_part(sqlite_path: Path) -> None:
+    once = Onefold(sqlite_path, principal=single_principal)
+    with once.transaction() as tx:
+        tx.connection.execute("CREATE TABLE invoices (number TEXT PRIMARY KEY)")
+    app = Flask(__name__)
+
+    @app.post("/invoices")
+    @once.idempotent(required=True)
+    def issue() -> tuple[dict[str, bool], int]:
+        issued = current_transaction().insert_once("invoices", {"number": request.json["number"]}, on="number")
+        return {"created": issued.created}, 201
+
+    once.install(app)
+
+    def invoices() -> int:
+        with once.transaction() as tx:
+            return int(tx.connection.execute("SELECT count(*) FROM invoices").fetchone()[0])
+
+    said = "race: the effect happened 0 times.*business key.*give `json` a function"
+    with pytest.raises(ContractBroken, match=said):
+        assert_idempotent(app.test_client(), "POST", "/invoices", json={"number": "I-0"}, once=once, count=invoices)
+    numbers = (f"I-{number}" for number in range(1, 100))
+    assert_idempotent(
+        app.test_client(), "POST", "/invoices", json=lambda: {"number": next(numbers)}, once=once, count=invoices
+    )
+    assert invoices() == 1 + 4  # the first request, the race and two crashes
+    once.close()
+
+
 def test_a_client_of_another_kind_is_refused(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path)
     with pytest.raises(ConfigurationError, match="client is a dict: give a test client of Starlette"):
