@@ -11,10 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.effects import Boundary, HandlerStatement, Statement
 from onefold.db._psycopg_public import AsyncPsycopgConnection
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
@@ -97,6 +98,25 @@ async def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(
             await handle.execute(sql)
     await over_psycopg.batch((Boundary.ROLLBACK,))
     await over_psycopg.release()
+
+
+async def test_a_natural_write_that_comes_late_is_in_no_transaction_of_psycopg_s(postgres_dsn: str) -> None:
+    insert = HandlerStatement("INSERT INTO thing VALUES (1) RETURNING id")
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, open=False) as pool:
+        database = AsyncPsycopgDatabase(pool)
+        connection = await database.acquire()
+        await connection.batch((Boundary.BEGIN,))
+        await connection.query(HandlerStatement("SELECT 1"))
+        await connection.batch((Boundary.COMMIT,))
+        with pytest.raises(TransactionMisused, match="is over"):
+            await connection.query(insert)
+        await connection.release()
+        following = await database.acquire()
+        await following.batch((Boundary.BEGIN,))
+        with pytest.raises(TransactionMisused, match="is over"):
+            await connection.query(insert)
+        await following.discard()
+        await database.close()
 
 
 async def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(

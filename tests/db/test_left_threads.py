@@ -17,9 +17,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 from sqlalchemy import create_engine, exc, text
 
-from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.effects import Boundary, HandlerStatement, Statement
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.errors import TransactionMisused
@@ -157,6 +158,30 @@ def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(proof: Any, post
     connection.batch((Boundary.ROLLBACK,))
     connection.release()
     database.close()
+
+
+def test_a_natural_write_that_comes_late_is_in_no_transaction_of_psycopg_s(postgres_dsn: str) -> None:
+    """Neither beside the one that has ended, which would be committed by itself, nor in the next request's."""
+    insert = HandlerStatement("INSERT INTO thing VALUES (1) RETURNING id")
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True) as pool:
+        database = PsycopgDatabase(pool)
+        connection = database.acquire()
+        connection.batch((Boundary.BEGIN,))
+        connection.handle.execute("CREATE TABLE thing (id int)")
+        connection.batch((Boundary.COMMIT,))
+        with pytest.raises(TransactionMisused, match="is over"):
+            connection.query(insert)
+        connection.release()
+        following = database.acquire()
+        following.batch((Boundary.BEGIN,))
+        with pytest.raises(TransactionMisused, match="is over"):
+            connection.query(insert)
+        assert following.query(HandlerStatement("SELECT id FROM thing")).rows == []
+        following.batch((Boundary.COMMIT,))
+        following.batch((Boundary.BEGIN,))  # the same connection, for another transaction
+        assert following.query(insert).rows == [(1,)]
+        following.discard()
+        database.close()
 
 
 def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(

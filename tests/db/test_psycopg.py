@@ -44,7 +44,9 @@ def test_a_connection_goes_back_as_it_came(autocommit: bool, way: str, postgres_
         assert connection.handle.autocommit or way == "public"
         connection.batch((BEGIN, TABLE, COMMIT))
         assert connection.fetch(Statement("SELECT 1, 'two'")) == [(1, "two")]
+        connection.batch((BEGIN,))
         assert connection.handle.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+        connection.batch((COMMIT,))
         connection.release()
         with pool.connection() as own:
             assert own.autocommit is autocommit

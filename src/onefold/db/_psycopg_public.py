@@ -21,7 +21,7 @@ from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, Named
 from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
-from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks
+from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, refuse
 from onefold.errors import OnefoldError
 
 Handle: TypeAlias = psycopg.Connection[Any]
@@ -39,7 +39,7 @@ _ASYNC_CURSOR: Final[Any] = psycopg.AsyncRawCursor if _TAKES_NUMBERS else psycop
 class _Taken(Generic[C]):
     """One connection of a pool, in either colour."""
 
-    __slots__ = ("_connection", "_handed_out", "_pool", "_schema", "_was_autocommit")
+    __slots__ = ("_connection", "_ended", "_handed_out", "_left", "_pool", "_schema", "_was_autocommit")
 
     hands_out: ClassVar[type[LentCopy[Any]]] = LentCopy
 
@@ -50,12 +50,23 @@ class _Taken(Generic[C]):
         #: Where our tables are.
         self._schema = schema
         self._handed_out: LentCopy[C] | None = None
+        #: Whether what a handler had is void, and whether the connection was given back.
+        self._ended = self._left = False
 
     @property
     def handle(self) -> C:
-        if self._handed_out is None:
-            self._handed_out = self.hands_out(self._connection)
-        return self._handed_out.handle
+        return (self._handed_out or self._hand_out()).handle
+
+    def _hand_out(self) -> LentCopy[C]:
+        """Refused to a task or a thread that was left behind, and comes by `query`: it would write beside the
+        transaction, or into another request's."""
+        status = self._connection.info.transaction_status
+        if self._left or (self._ended and status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR)):
+            refuse()
+        handed_out = self._handed_out = self.hands_out(self._connection)
+        if self._left:  # meanwhile
+            handed_out.void()
+        return handed_out
 
     @property
     def executed(self) -> bool:
@@ -72,7 +83,7 @@ class _Taken(Generic[C]):
             return False
         if handed_out.waits.over:  # `check_left` has found that these items come after it
             handed_out.void()
-            self._handed_out = None
+            self._ended, self._handed_out = True, None
         return True
 
 
@@ -138,6 +149,7 @@ class PsycopgConnection(_Taken[Handle]):
         self._connection.autocommit = value
 
     def release(self) -> None:
+        self._left = True
         if self._handed_out is not None:
             self._handed_out.void()
         if not is_idle(self._connection):  # in a transaction, or lost
@@ -154,6 +166,7 @@ class PsycopgConnection(_Taken[Handle]):
             self._pool.putconn(self._connection)
 
     def discard(self) -> None:
+        self._left = True
         handed_out, self._handed_out = self._handed_out, None
         self._close() if handed_out is None else handed_out.close_when_left(self._close)
 
@@ -227,6 +240,7 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
         await self._connection.set_autocommit(value)
 
     async def release(self) -> None:
+        self._left = True
         if self._handed_out is not None:
             self._handed_out.void()
             self._handed_out = None
@@ -244,6 +258,7 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             await self._pool.putconn(self._connection)
 
     async def discard(self) -> None:
+        self._left = True
         try:
             await hang_up_tasks(self._handed_out)
             await self._connection.close()
