@@ -102,6 +102,8 @@ async def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(
 
 async def test_a_natural_write_that_comes_late_is_in_no_transaction_of_psycopg_s(postgres_dsn: str) -> None:
     insert = HandlerStatement("INSERT INTO thing VALUES (1) RETURNING id")
+    with psycopg.connect(postgres_dsn, autocommit=True) as outside:
+        outside.execute("CREATE TABLE thing (id int)")
     async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, open=False) as pool:
         database = AsyncPsycopgDatabase(pool)
         connection = await database.acquire()
@@ -115,8 +117,11 @@ async def test_a_natural_write_that_comes_late_is_in_no_transaction_of_psycopg_s
         await following.batch((Boundary.BEGIN,))
         with pytest.raises(TransactionMisused, match="is over"):
             await connection.query(insert)
-        await following.discard()
+        await following.batch((Boundary.COMMIT,))
+        await following.release()
         await database.close()
+    with psycopg.connect(postgres_dsn) as outside:
+        assert outside.execute("SELECT count(*) FROM thing").fetchall() == [(0,)]
 
 
 async def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(

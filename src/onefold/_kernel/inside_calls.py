@@ -67,6 +67,7 @@ class CallingTransaction(Protocol):
     _executor: Any
     _begun: bool
     _touched: bool
+    _over: Any
 
     def _check(self) -> None:
         """Raises where it is over, or doomed."""
@@ -113,6 +114,8 @@ class InsideCall(PendingCall):
                 raise
             try:
                 if effect.__class__ is Query:
+                    if tx._over is not None:  # since the last statement: the task of this call was left behind
+                        tx._check()
                     answer = yield from query(effect.argument).__await__()
                 else:
                     verb, argument = getattr(executor, effect.verb), effect.argument
