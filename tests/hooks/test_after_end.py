@@ -308,6 +308,21 @@ def test_a_thread_takes_no_async_hook(sqlite_path: Path) -> None:
     once.close()
 
 
+@pytest.mark.parametrize("hook", ["after_commit", "after_rollback"])
+def test_a_hook_that_was_called_already_is_refused_where_it_is_asked_for(sqlite_path: Path, hook: str) -> None:
+    async def send(order: int) -> None: ...
+
+    once = Onefold(sqlite_path)
+    with once.transaction() as tx:
+        with pytest.raises(
+            ProgrammerError, match=rf"tx.{hook}: None is not a function; .*: tx.{hook}\(send, order_id\)"
+        ):
+            getattr(tx, hook)(None)
+        with pytest.raises(ProgrammerError, match=rf"tx.{hook}: <coroutine object .*send.* is not a function"):
+            getattr(tx, hook)(send(1))
+    once.close()
+
+
 def test_after_the_end_there_is_nothing_to_wait_for(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path)
     with once.transaction() as tx:

@@ -13,6 +13,8 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from onefold.errors import ProgrammerError
+
 
 class Due(Enum):
     """After which end of the transaction a hook runs."""
@@ -21,6 +23,18 @@ class Due(Enum):
     ROLLBACK = "rollback"
     #: Asked for on rollback, in a savepoint that was rolled back: its work is gone, however the rest ends.
     BOTH = "both"
+
+
+def bind_arguments(call: str, function: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """The hook with its arguments. Refuses what a call of it has returned: it has been called too early."""
+    if not callable(function):
+        if inspect.iscoroutine(function):
+            function.close()  # or Python warns that nothing has awaited it
+        raise ProgrammerError(
+            f"{call}: {function!r:.200} is not a function; give the function and its arguments, without calling it: "
+            f"{call}(send, order_id), not {call}(send(order_id))"
+        )
+    return partial(function, *args, **kwargs)
 
 
 class Hooks:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Flow
-from onefold._kernel.end_hooks import Due
+from onefold._kernel.end_hooks import Due, bind_arguments
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.inside_calls import Exclusive, InsideCall, InsideCalls, OnConnection, run_inside, take_back
 from onefold._kernel.pending_work import PendingWork
@@ -296,12 +296,12 @@ class Transaction(Generic[H]):
         The answer waits for it; what it raises is logged and changes nothing. Rolled back with the savepoint it was
         asked for in, it is forgotten. A process that dies in between has not called it: see `publish`.
         """
-        self._add_hook(Due.COMMIT, functools.partial(function, *args, **kwargs))
+        self._add_hook(Due.COMMIT, bind_arguments("tx.after_commit", function, args, kwargs))
 
     def after_rollback(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call this once the rows are rolled back: with the whole transaction, or with the savepoint it was asked for
         in (then after the end of the transaction, however that ends)."""
-        self._add_hook(Due.ROLLBACK, functools.partial(function, *args, **kwargs))
+        self._add_hook(Due.ROLLBACK, bind_arguments("tx.after_rollback", function, args, kwargs))
 
     def _add_hook(self, due: Due, call: Callable[[], Any]) -> None:
         self._check()
