@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -202,6 +203,21 @@ def test_the_command_for_private_servers_prints_its_usage() -> None:
         "rabbitmq",
     ):
         assert said in ran.stdout
+
+
+def test_private_servers_say_how_they_end() -> None:
+    command = [sys.executable, "-m", "onefold.testing.servers", "nats"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("export ONEFOLD_BROKER=nats://")
+        assert running.stderr is not None
+        assert "Running until Ctrl-C" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE_S) == 0
+    finally:
+        running.kill()
+        running.communicate()
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from onefold.errors import ConfigurationError, PayloadInvalid, StoreError, WorkP
 
 def check_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
     """The classes, or a refusal that says what is wrong with them."""
-    classes = tuple(given) if isinstance(given, Iterable) else (given,)
+    classes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     for one in classes:
         if not isinstance(one, type) or not issubclass(one, Exception):
             raise ConfigurationError(

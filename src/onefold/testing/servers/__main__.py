@@ -71,6 +71,7 @@ def run(words: Sequence[str]) -> int:
             return _run_program(program, addresses)
         for name, address in addresses.items():
             print(f"export {name}={address}", flush=True)
+        print("Running until Ctrl-C; with `-- COMMAND` they run for as long as the command does.", file=sys.stderr)
         with suppress(KeyboardInterrupt):
             signal.sigwait({signal.SIGTERM, signal.SIGINT})
     return 0
