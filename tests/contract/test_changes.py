@@ -7,7 +7,7 @@ import json
 import pytest
 
 from onefold._http.route_policy import Settings
-from onefold._idempotency.fingerprint import Asked, Strategy
+from onefold._idempotency.fingerprint import RequestContent, Strategy
 from onefold.policies import canonical_json, named_strategy, raw_bytes, selected_fields
 from tests.contract.backends import Backend
 from tests.contract.plans import Plan, RequestGuard
@@ -59,8 +59,8 @@ def test_c23_an_operation_belongs_to_a_method(backend: Backend) -> None:
     assert not backend.post(key='"k"', method="DELETE").replayed
 
 
-def by_item(asked: Asked) -> bytes:
-    return bytes(json.loads(asked.body)["item"], "utf-8")
+def by_item(content: RequestContent) -> bytes:
+    return bytes(json.loads(content.body)["item"], "utf-8")
 
 
 ITEM = named_strategy("item", by_item)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from onefold._http.route_policy import Settings
-from onefold._idempotency.fingerprint import Asked, Strategy
+from onefold._idempotency.fingerprint import RequestContent, Strategy
 from onefold.policies import canonical_json, raw_bytes, selected_fields
 from tests.contract.backends import Backend
 from tests.contract.plans import Plan, RequestGuard
@@ -39,8 +39,8 @@ def test_c07_a_stored_refusal_keeps_its_key_too(backend: Backend) -> None:
     assert len(backend.calls) == 1
 
 
-def by_item(asked: Asked) -> bytes:
-    return bytes(json.loads(asked.body)["item"], "utf-8")
+def by_item(content: RequestContent) -> bytes:
+    return bytes(json.loads(content.body)["item"], "utf-8")
 
 
 @pytest.mark.contract("C11")

@@ -21,7 +21,7 @@ from werkzeug.test import Client
 from onefold import AsyncOnefold, Onefold
 from onefold._http.request_identity import operations_of
 from onefold._http.route_policy import mount_template
-from onefold._idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
+from onefold._idempotency.fingerprint import RequestContent, canonical_json, earlier_fingerprint
 from onefold._idempotency.model import Scope
 from tests.http.stages import account_of, calling, replayed
 
@@ -123,9 +123,9 @@ async def test_applications_at_hosts_with_layers_of_their_own(once: AsyncOnefold
             Host("{tenant}.test", shop(once, "any")),
         ]
     )
-    asked = (("/pay", "a.test", "a"), ("/in/pay", "b.test", "b"), ("/pay", "c.test", "any"), ("/pay", "d.test", "any"))
+    sent = (("/pay", "a.test", "a"), ("/in/pay", "b.test", "b"), ("/pay", "c.test", "any"), ("/pay", "d.test", "any"))
     for number in range(2):
-        for path, host, name in asked:
+        for path, host, name in sent:
             assert await post(app, path, host=host) == (200, name, number > 0), host
 
 
@@ -265,8 +265,8 @@ def test_the_operations_of_a_place() -> None:
 def store_as_0_1(path: Path, asked_path: str, operation: str = "POST /pay") -> None:
     """The record that onefold 0.1 made of `POST /pay`, wherever its application was."""
     digest = Scope("acme", operation).digest("k")
-    asked = Asked(asked_path, b"", "application/json", b'{"cents":5}')
-    printed = earlier_fingerprint(asked, canonical_json, key=digest)
+    content = RequestContent(asked_path, b"", "application/json", b'{"cents":5}')
+    printed = earlier_fingerprint(content, canonical_json, key=digest)
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         file.execute(
             "INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, "

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from onefold._idempotency.fingerprint import (
     NESTING_MAX,
-    Asked,
+    RequestContent,
     Strategy,
     canonical_json,
     earlier_fingerprint,
@@ -31,8 +31,10 @@ JSON_TYPE = "application/json"
 properties = settings(max_examples=300, deadline=None)
 
 
-def asked(body: bytes | str = b"", media_type: str = JSON_TYPE, path: str = "/orders", query: bytes = b"") -> Asked:
-    return Asked(
+def content(
+    body: bytes | str = b"", media_type: str = JSON_TYPE, path: str = "/orders", query: bytes = b""
+) -> RequestContent:
+    return RequestContent(
         path=path,
         query=query,
         media_type=media_type,
@@ -42,14 +44,14 @@ def asked(body: bytes | str = b"", media_type: str = JSON_TYPE, path: str = "/or
 
 def canonical(body: bytes | str) -> bytes:
     """The canonical form, which has to be one: a raw fallback would make any two bodies differ."""
-    form = canonical_json(asked(body))
-    assert form != raw_bytes(asked(body)), "fell back to raw"
+    form = canonical_json(content(body))
+    assert form != raw_bytes(content(body)), "fell back to raw"
     return form
 
 
 def same(one: bytes | str, other: bytes | str, strategy: Strategy = canonical_json) -> bool:
-    prints = [fingerprint(asked(body), strategy, key=KEY) for body in (one, other)]
-    assert (prints[0] == prints[1]) == (strategy(asked(one)) == strategy(asked(other)))
+    prints = [fingerprint(content(body), strategy, key=KEY) for body in (one, other)]
+    assert (prints[0] == prints[1]) == (strategy(content(one)) == strategy(content(other)))
     return prints[0] == prints[1]
 
 
@@ -204,7 +206,7 @@ def test_every_spelling_of_a_value_is_the_same_and_its_neighbour_is_not(
 
 def test_an_exponent_beyond_all_limits_is_compared_by_its_bytes() -> None:
     huge = "1e" + "9" * 5000
-    assert canonical_json(asked(huge)) == raw_bytes(asked(huge))
+    assert canonical_json(content(huge)) == raw_bytes(content(huge))
     assert same(huge, huge)
     assert not same(huge, "1e" + "9" * 4999 + "8")
 
@@ -212,12 +214,12 @@ def test_an_exponent_beyond_all_limits_is_compared_by_its_bytes() -> None:
 def test_the_form_does_not_depend_on_the_digit_limit_of_the_interpreter() -> None:
     long = ["9" * 5000, "9" * 700, "-" + "9" * 640 + ".5e-" + "9" * 600]
     bodies = [*long, "1e" + "9" * 600, "1e" + "9" * 700, "1" * 20]
-    expected = [canonical_json(asked(body)) for body in bodies]
+    expected = [canonical_json(content(body)) for body in bodies]
     before = sys.get_int_max_str_digits()
     try:
         for limit in (640, 0):
             sys.set_int_max_str_digits(limit)
-            assert [canonical_json(asked(body)) for body in bodies] == expected
+            assert [canonical_json(content(body)) for body in bodies] == expected
     finally:
         sys.set_int_max_str_digits(before)
 
@@ -381,35 +383,35 @@ def test_escaped_and_plain_characters_are_the_same() -> None:
 )
 def test_what_is_not_exactly_json_is_compared_by_its_bytes(body: bytes) -> None:
     for strategy in (canonical_json, selected_fields("a")):
-        assert strategy(asked(body)) == raw_bytes(asked(body))
+        assert strategy(content(body)) == raw_bytes(content(body))
         assert same(body, body, strategy)
         assert not same(body, body + b" ", strategy)
 
 
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/xml", "application/jsonp", "text/json-seq"])
 def test_another_media_type_is_compared_by_its_bytes(media_type: str) -> None:
-    one, other = (canonical_json(asked(body, media_type)) for body in (b'{"a":1}', b'{"a": 1}'))
+    one, other = (canonical_json(content(body, media_type)) for body in (b'{"a":1}', b'{"a": 1}'))
     assert one != other
-    assert one != canonical_json(asked(b'{"a":1}'))
+    assert one != canonical_json(content(b'{"a":1}'))
 
 
 @pytest.mark.parametrize("media_type", [JSON_TYPE, "application/merge-patch+json", "application/vnd.shop.v2+json"])
 def test_json_media_types_are_compared_by_value(media_type: str) -> None:
-    assert canonical_json(asked(b'{"a": 1.0}', media_type)) == canonical(b'{"a":1}')
+    assert canonical_json(content(b'{"a": 1.0}', media_type)) == canonical(b'{"a":1}')
 
 
 @properties
-@given(st.one_of(st.binary(max_size=30), DOCUMENT.map(lambda text: canonical_json(asked(text)))))
+@given(st.one_of(st.binary(max_size=30), DOCUMENT.map(lambda text: canonical_json(content(text)))))
 def test_a_raw_body_is_never_taken_for_a_canonical_form(body: bytes) -> None:
     """Not even when the body is a canonical form, with or without its first byte."""
     for sent in (body, body[1:]):
-        form = canonical_json(asked(sent, "text/plain"))
-        assert form == raw_bytes(asked(sent))
+        form = canonical_json(content(sent, "text/plain"))
+        assert form == raw_bytes(content(sent))
         assert form[:1] != canonical(b"null")[:1]
 
 
 def test_an_empty_body_is_the_same_whatever_its_media_type_and_unlike_any_json() -> None:
-    empty = {canonical_json(asked(b"", media_type)) for media_type in (JSON_TYPE, "", "text/plain")}
+    empty = {canonical_json(content(b"", media_type)) for media_type in (JSON_TYPE, "", "text/plain")}
     assert len(empty) == 1
     assert not empty & {canonical(text) for text in ('""', "{}", "[]", "null", "0")}
     assert not same(b"", b" ")
@@ -419,7 +421,7 @@ def test_an_empty_body_is_the_same_whatever_its_media_type_and_unlike_any_json()
 def test_a_body_nested_100_000_deep_is_compared_by_its_bytes(bracket: str) -> None:
     body = (bracket[:-1] * 100_000 + "1" + bracket[-1] * 100_000).encode()
     for strategy in (canonical_json, selected_fields("a")):
-        assert strategy(asked(body)) == raw_bytes(asked(body))
+        assert strategy(content(body)) == raw_bytes(content(body))
 
 
 @pytest.mark.parametrize("leaf", ["1", "0.5", '"["', '{"#":2.5}'])
@@ -434,7 +436,7 @@ def test_the_nesting_limit_is_exact_whatever_the_leaf(opening: str, leaf: str) -
         levels = NESTING_MAX - bool(beside)
         closing = "]" if beside else ""
         canonical(wide + nested(levels) + closing)
-        deeper = asked(wide + nested(levels + 1) + closing)
+        deeper = content(wide + nested(levels + 1) + closing)
         assert canonical_json(deeper) == raw_bytes(deeper)
 
 
@@ -445,11 +447,11 @@ def test_a_wide_body_is_not_taken_for_a_deep_one() -> None:
 def test_the_form_does_not_depend_on_how_deep_the_stack_already_is() -> None:
     """600 levels fit a fresh stack of the usual 1000 frames and not one that is already half used."""
 
-    def from_deep(frames: int, body: Asked) -> bytes:
+    def from_deep(frames: int, body: RequestContent) -> bytes:
         return from_deep(frames - 1, body) if frames else canonical_json(body)
 
     for levels in (NESTING_MAX, 600):
-        body = asked("[" * levels + "0.5" + "]" * levels)
+        body = content("[" * levels + "0.5" + "]" * levels)
         assert from_deep(450, body) == canonical_json(body)
 
 
@@ -497,10 +499,10 @@ def test_selected_fields_reaches_a_member_called_number_sign() -> None:
 
 
 def test_selected_fields_do_not_depend_on_their_order_but_on_their_names() -> None:
-    body = asked('{"a":1,"b":1}')
+    body = content('{"a":1,"b":1}')
     assert selected_fields("b", "a", "b")(body) == selected_fields("a", "b")(body)
     assert selected_fields("a")(body) != selected_fields("b")(body)
-    assert selected_fields("a")(asked('{"a":1}')) != canonical('{"a":1}')
+    assert selected_fields("a")(content('{"a":1}')) != canonical('{"a":1}')
 
 
 def test_selected_fields_refuse_paths_that_select_nothing() -> None:
@@ -512,12 +514,12 @@ def test_selected_fields_refuse_paths_that_select_nothing() -> None:
 
 
 def test_a_custom_strategy_decides_and_never_meets_one_of_ours() -> None:
-    def by_length(request: Asked) -> bytes:
+    def by_length(request: RequestContent) -> bytes:
         return b"%d" % len(request.body)
 
     assert same(b"ab", b"cd", by_length)
     assert not same(b"ab", b"abc", by_length)
-    request = asked(b"[1]")
+    request = content(b"[1]")
     for ours in (canonical_json, raw_bytes, selected_fields("a")):
         mimic = partial(ours)
         assert mimic(request) == ours(request)
@@ -525,18 +527,18 @@ def test_a_custom_strategy_decides_and_never_meets_one_of_ours() -> None:
 
 
 def test_a_strategy_that_returns_something_else_is_named() -> None:
-    def wordy(request: Asked) -> bytes:
+    def wordy(request: RequestContent) -> bytes:
         return "text"  # type: ignore[return-value]
 
     with pytest.raises(TypeError, match=r"wordy.* returned str, not bytes"):
-        fingerprint(asked(), wordy, key=KEY)
+        fingerprint(content(), wordy, key=KEY)
 
 
 # --- the hash ----------------------------------------------------------------------------------------------
 
 
 def test_a_fingerprint_has_16_bytes_and_is_unrelated_under_another_key() -> None:
-    request = asked(b'{"amount":5}')
+    request = content(b'{"amount":5}')
     prints = {fingerprint(request, canonical_json, key=bytes([number]) * 16) for number in range(50)}
     assert len(prints) == 50
     assert {found[16:] for found in prints} == {b"j"}, "the name of its form"
@@ -546,7 +548,7 @@ def test_a_fingerprint_has_16_bytes_and_is_unrelated_under_another_key() -> None
 def test_without_the_key_the_hash_cannot_be_recomputed() -> None:
     """BLAKE2b itself, given the same framing without a key, must not lead to the stored bytes."""
     framed = b"7:onefold7:/orders0:1:r"
-    printed = fingerprint(asked(), raw_bytes, key=KEY)
+    printed = fingerprint(content(), raw_bytes, key=KEY)
     assert blake2b(framed, digest_size=16, key=KEY, person=b"onefold.asked.2").digest() + b"r" == printed
     assert blake2b(framed, digest_size=16, person=b"onefold.asked.2").digest() + b"r" != printed
 
@@ -554,7 +556,7 @@ def test_without_the_key_the_hash_cannot_be_recomputed() -> None:
 @pytest.mark.parametrize("size", [0, 15, 65])
 def test_a_key_that_is_no_digest_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"key has {size} bytes, needs 16 to 64"):
-        fingerprint(asked(), raw_bytes, key=bytes(size))
+        fingerprint(content(), raw_bytes, key=bytes(size))
 
 
 PART = st.text(alphabet="a1:/\ud800\udcff", max_size=4)
@@ -571,7 +573,7 @@ def test_no_byte_can_move_between_path_query_and_body(one: tuple[str, str, str],
     def printed(parts: tuple[str, str, str]) -> bytes:
         path, query, body = parts
         raw = [part.encode("utf-8", "surrogatepass") for part in (query, body)]
-        request = Asked(path=path, query=raw[0], media_type="text/plain", body=raw[1])
+        request = RequestContent(path=path, query=raw[0], media_type="text/plain", body=raw[1])
         return fingerprint(request, raw_bytes, key=KEY)
 
     assert (printed(one) == printed(other)) == (one == other)
@@ -583,14 +585,14 @@ def test_stored_fingerprints_stay_valid() -> None:
     assert canonical(body) == (
         b'j{"a":{"#":{"#":null,"\\ud800":"\\u00e9"}},"b":[{"#":"15e-1"},0,{"#":"1e400"},12345678901234567890]}'
     )
-    assert selected_fields("b", "a.x", "a.#")(asked(body)) == (
+    assert selected_fields("b", "a.x", "a.#")(content(body)) == (
         b'f[["a.#",null],["a.x"],["b",[{"#":"15e-1"},0,{"#":"1e400"},12345678901234567890]]]'
     )
     numbers = "[1e19,-99999999999999999999,1e20,123456789012345678901,-0.001]"
     assert canonical(numbers) == (
         b'j[10000000000000000000,-99999999999999999999,{"#":"1e20"},{"#":"123456789012345678901e0"},{"#":"-1e-3"}]'
     )
-    request = asked(body, query=b"x=1")
+    request = content(body, query=b"x=1")
     assert earlier_fingerprint(request, canonical_json, key=KEY).hex() == "8d05798054ce9e5ca9f19c25af7266a0"
     assert earlier_fingerprint(request, raw_bytes, key=KEY).hex() == "e9c986be9c9d597503b432d4aca47ba2"
     assert fingerprint(request, canonical_json, key=KEY).hex() == "176869f9e7b26fe6304eb3f4a962b4f16a"

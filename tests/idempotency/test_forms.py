@@ -10,7 +10,7 @@ from onefold._http.request_identity import content_type_of
 from onefold._idempotency.fingerprint import (
     CANONICAL_BYTES_MAX,
     VALUES_MAX,
-    Asked,
+    RequestContent,
     canonical_json,
     earlier_fingerprint,
     fingerprint,
@@ -26,7 +26,7 @@ KEY = b"k" * 16
 Part = tuple[str, bytes]
 
 
-def form(boundary: str, *parts: Part) -> Asked:
+def form(boundary: str, *parts: Part) -> RequestContent:
     body = b"".join(
         b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (boundary.encode(), name.encode(), content)
         for name, content in parts
@@ -34,12 +34,12 @@ def form(boundary: str, *parts: Part) -> Asked:
     return in_form(boundary, body + b"--%b--\r\n" % boundary.encode())
 
 
-def in_form(boundary: str, body: bytes) -> Asked:
-    return Asked("/", b"", "multipart/form-data", body, boundary.encode())
+def in_form(boundary: str, body: bytes) -> RequestContent:
+    return RequestContent("/", b"", "multipart/form-data", body, boundary.encode())
 
 
-def is_raw(asked: Asked) -> bool:
-    return canonical_json(asked) == raw_bytes(asked)
+def is_raw(content: RequestContent) -> bool:
+    return canonical_json(content) == raw_bytes(content)
 
 
 names = st.text(alphabet="ab", min_size=1, max_size=3)
@@ -120,8 +120,8 @@ def test_a_boundary_is_read_where_all_parsers_find_the_same_one(header: str, bou
 
 
 def test_the_same_parts_in_another_charset_are_another_form() -> None:
-    asked = form("b", ("a", b"\xc3\xa4"))
-    assert canonical_json(asked._replace(media_parameters=b"charset=utf-8")) != canonical_json(asked)
+    content = form("b", ("a", b"\xc3\xa4"))
+    assert canonical_json(content._replace(media_parameters=b"charset=utf-8")) != canonical_json(content)
 
 
 def test_a_form_may_begin_with_a_line_break() -> None:
@@ -140,8 +140,8 @@ def test_a_form_of_the_release_before_was_compared_by_its_bytes() -> None:
 # --- JSON that would keep the loop busy ---------------------------------------------------------------------------
 
 
-def repeated(unit: bytes, times: int) -> Asked:
-    return Asked("/", b"", "application/json", b"[" + b",".join([unit] * times) + b"]")
+def repeated(unit: bytes, times: int) -> RequestContent:
+    return RequestContent("/", b"", "application/json", b"[" + b",".join([unit] * times) + b"]")
 
 
 @pytest.mark.parametrize("unit", [b"1.5", b"1e9", b"{}", b'{"#":1}', b"[]", b'""', b"1"])
@@ -155,7 +155,7 @@ def test_a_megabyte_of_small_values_is_compared_by_its_bytes_and_the_record_says
 
 
 def test_json_above_the_limit_is_compared_by_its_bytes_whatever_is_in_it() -> None:
-    text = Asked("/", b"", "application/json", b'"' + b"a" * (CANONICAL_BYTES_MAX - 2) + b'"')
+    text = RequestContent("/", b"", "application/json", b'"' + b"a" * (CANONICAL_BYTES_MAX - 2) + b'"')
     assert canonical_json(text)[:1] == b"j"
     assert canonical_json(text._replace(body=text.body + b" "))[:1] == b"r"
 
@@ -164,18 +164,18 @@ def test_json_above_the_limit_is_compared_by_its_bytes_whatever_is_in_it() -> No
 
 
 def test_a_strategy_of_ones_own_is_recorded_by_its_name() -> None:
-    def by_length(asked: Asked) -> bytes:
-        return b"%d" % len(asked.body)
+    def by_length(content: RequestContent) -> bytes:
+        return b"%d" % len(content.body)
 
-    asked = Asked("/", b"", "", b"abc")
-    plain, named = (fingerprint(asked, found, key=KEY) for found in (by_length, named_strategy("length", by_length)))
+    content = RequestContent("/", b"", "", b"abc")
+    plain, named = (fingerprint(content, found, key=KEY) for found in (by_length, named_strategy("length", by_length)))
     assert (plain[:16], plain[16:], named[16:]) == (named[:16], b"c", b"clength")
 
 
 @pytest.mark.parametrize("name", ["", "a\n", "x" * 255])
 def test_a_name_that_cannot_be_stored_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="must be 1 to 254 bytes of printable text"):
-        named_strategy(name, lambda asked: asked.body)
+        named_strategy(name, lambda content: content.body)
 
 
 def test_names_for_onefolds_own_and_paths_that_cannot_be_stored_are_refused() -> None:

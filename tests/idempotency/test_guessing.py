@@ -9,10 +9,10 @@ import pytest
 
 from onefold import Keyring
 from onefold._http.request import Request
-from onefold._http.request_identity import Naming, ask_of
+from onefold._http.request_identity import Naming, make_ask
 from onefold._http.route_policy import Policy, Route, single_principal
 from onefold._idempotency.encryption import peppers_of
-from onefold._idempotency.fingerprint import Asked, earlier_fingerprint, fingerprint
+from onefold._idempotency.fingerprint import RequestContent, earlier_fingerprint, fingerprint
 from onefold._idempotency.model import Ask, Record, Scope
 from onefold.policies import canonical_json, raw_bytes
 
@@ -29,7 +29,7 @@ def body_of(card: str) -> bytes:
 
 def ask(key: str, naming: Naming, card: str = CARD) -> Ask:
     request = Request("POST", "/cards/7", b"", ((b"content-type", b"application/json"),))
-    return ask_of(request, ROUTE, naming, principal="single", key=key, key_ms=None, body=body_of(card))
+    return make_ask(request, ROUTE, naming, principal="single", key=key, key_ms=None, body=body_of(card))
 
 
 def made_from(stored: Ask, keys: list[bytes]) -> Iterator[str]:
@@ -37,8 +37,8 @@ def made_from(stored: Ask, keys: list[bytes]) -> Iterator[str]:
     for guess, key, formula, strategy, values in product(
         GUESSES, keys, (fingerprint, earlier_fingerprint), (canonical_json, raw_bytes), (None, ("7",))
     ):
-        asked = Asked("/cards/7", b"", "application/json", body_of(guess), b"", values)
-        if formula(asked, strategy, key=key)[:16] == stored.fingerprint[:16]:
+        content = RequestContent("/cards/7", b"", "application/json", body_of(guess), b"", values)
+        if formula(content, strategy, key=key)[:16] == stored.fingerprint[:16]:
             yield guess
 
 

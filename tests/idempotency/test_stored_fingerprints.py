@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._http.request import Request
-from onefold._http.request_identity import Naming, ask_of
+from onefold._http.request_identity import Naming, make_ask
 from onefold._http.route_policy import Route, Settings, policy_of_settings, single_principal
 from onefold._http.routes import routes_of
 from onefold._idempotency import fingerprint as module
 from onefold._idempotency.fingerprint import (
-    Asked,
+    RequestContent,
     canonical_json,
     earlier_fingerprint,
     fingerprint,
@@ -92,19 +92,19 @@ FINGERPRINTS: Mapping[str, tuple[str, str, str, str]] = {
 }
 
 
-def asked(body: bytes) -> Asked:
-    return Asked("/orders/7 \udcff", b"dry=1", "application/json", body, b"", ("7", "a:b"))
+def content(body: bytes) -> RequestContent:
+    return RequestContent("/orders/7 \udcff", b"dry=1", "application/json", body, b"", ("7", "a:b"))
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_fingerprints_of_an_earlier_build_stay_equal(name: str) -> None:
     strategies = (canonical_json, raw_bytes, selected_fields("account", "a.x"))
-    made = [fingerprint(asked(BODIES[name]), strategy, key=KEY).hex() for strategy in strategies]
-    made.append(earlier_fingerprint(asked(BODIES[name]), canonical_json, key=KEY).hex())
+    made = [fingerprint(content(BODIES[name]), strategy, key=KEY).hex() for strategy in strategies]
+    made.append(earlier_fingerprint(content(BODIES[name]), canonical_json, key=KEY).hex())
     assert tuple(made) == FINGERPRINTS[name]
 
 
-def by_length(request: Asked) -> bytes:
+def by_length(request: RequestContent) -> bytes:
     return b"%d" % len(request.body)
 
 
@@ -321,7 +321,7 @@ NAMES: Mapping[str, tuple[Any, ...]] = {
 
 def ask(case: Named) -> Ask:
     request = Request("POST", case.path, b"dry=1", ((b"content-type", case.media_type),), case.source)
-    return ask_of(request, case.route, case.naming, principal="acct\udcff", key="k-1", key_ms=None, body=case.body)
+    return make_ask(request, case.route, case.naming, principal="acct\udcff", key="k-1", key_ms=None, body=case.body)
 
 
 def names(made: Ask) -> tuple[Any, ...]:
@@ -331,8 +331,8 @@ def names(made: Ask) -> tuple[Any, ...]:
         made.operation,
         tuple(each.hex() for each in made.earlier),
         None if made.unmounted is None else made.unmounted.hex(),
-        made.tells_mounts,
-        made.tells_apart,
+        made.distinguishes_mounts,
+        made.distinguishes_payloads,
         made.request_locks,
     )
 
@@ -373,5 +373,5 @@ def test_a_hash_is_of_each_part_with_its_length(path: str, query: bytes, body: b
     parts = (len(target), target, len(query), query, len(form), form)
     framed = (b"7:onefold%d:%b%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b%d:%b") % parts
     for make, version in ((fingerprint, b"onefold.asked.2"), (earlier_fingerprint, b"onefold.asked.1")):
-        found = make(Asked(path, query, "", body), strategy, key=key)[:16]
+        found = make(RequestContent(path, query, "", body), strategy, key=key)[:16]
         assert found == blake2b(framed, digest_size=16, key=key, person=version).digest()

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 
 from onefold import Keyring, Onefold
 from onefold._http.route_policy import Settings
-from onefold._idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
+from onefold._idempotency.fingerprint import RequestContent, canonical_json, earlier_fingerprint
 from onefold._idempotency.model import Scope, key_lock, lock_id
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import uuid7
@@ -79,9 +79,9 @@ class Stage:
 
     def _handle(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         self.runs += 1
-        asked, self.meanwhile = self.meanwhile, []
+        content, self.meanwhile = self.meanwhile, []
         with ThreadPoolExecutor(1) as elsewhere:
-            self.seen = [elsewhere.submit(each).result() for each in asked]
+            self.seen = [elsewhere.submit(each).result() for each in content]
         start_response("201 Created", [])
         return [b"ran"]
 
@@ -243,9 +243,9 @@ def test_what_either_of_these_deploys_has_in_flight_is_in_flight_for_the_other(
     )
     scene = REFUND._replace(path=template.replace("{id}", "17"))
     for number, (runs, waits) in enumerate((deploys, deploys[::-1])):
-        asked = scene._replace(key=f"key-{number}")
-        stage.meanwhile = [partial(waits, asked), partial(waits, asked._replace(body=b"{}"))]
-        assert runs(asked)[0] == 201
+        content = scene._replace(key=f"key-{number}")
+        stage.meanwhile = [partial(waits, content), partial(waits, content._replace(body=b"{}"))]
+        assert runs(content)[0] == 201
         assert [status for status, _, _ in stage.seen] == [409, 422]
 
 
@@ -259,8 +259,8 @@ def left_empty(dsn: str) -> None:
 def previous_release_runs(dsn: str, scene: Scene, operation: str) -> Iterator[None]:
     """Holds what the previous release holds while it works on a request, in its order."""
     digest = earlier_digest(scene, operation)
-    asked = Asked(scene.path, scene.query.encode(), scene.media_type, scene.body)
-    printed = earlier_fingerprint(asked, canonical_json, key=digest)
+    content = RequestContent(scene.path, scene.query.encode(), scene.media_type, scene.body)
+    printed = earlier_fingerprint(content, canonical_json, key=digest)
     with closing(psycopg.connect(dsn)) as connection:
         for number in (lock_id(printed), key_lock(digest)):
             assert connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (number,)).fetchone() == (True,)

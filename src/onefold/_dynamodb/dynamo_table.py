@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from onefold._dynamodb.cancellations import KeyTaken, call_dynamodb, judge_cancelled, was_answered
 from onefold._dynamodb.item_values import check_sizes, compare_by_value, read_item, write_action, write_item
 from onefold._idempotency.encryption import Sealer, peppers_of
-from onefold._idempotency.fingerprint import Asked, canonical_json, fingerprint
+from onefold._idempotency.fingerprint import RequestContent, canonical_json, fingerprint
 from onefold._idempotency.model import SCHEMA_VERSION, Record, Scope
 from onefold._idempotency.record_matching import Compared, is_same_request
 from onefold._kernel.messages import Message, write_structured
@@ -312,7 +312,7 @@ class DynamoTable:
         except RecursionError:
             by_value = request  # which has no JSON either: that is refused below
         body = serialise(operation, by_value, bytes_max=_REQUEST_BYTES_MAX)
-        content = Asked(path="", query=b"", media_type="application/json", body=body, parameters=())
+        content = RequestContent(path="", query=b"", media_type="application/json", body=body, parameters=())
         scope = Scope(principal, operation)
         peppers = peppers_of(self._sealer)
         printed = fingerprint(content, canonical_json, key=scope.fingerprint_key(key, peppers[0] if peppers else b""))

@@ -25,7 +25,7 @@ from onefold._http.encodings import fit_encoding
 from onefold._http.refusals import answer_lost, answer_misuse, refuse
 from onefold._http.reported_request import ReportedRequest
 from onefold._http.request import Request, Response, pick_carried_headers
-from onefold._http.request_identity import ask_of
+from onefold._http.request_identity import make_ask
 from onefold._http.route_policy import Route
 from onefold._http.scope_keys import CONDITION, GUARDED, TRANSACTION
 from onefold._http.steps_parameter import make_work
@@ -170,7 +170,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
                 ask = unkeyed_ask(self.operation, policy.lease_s, policy.isolation)
             else:
                 naming = guard.naming.known or await guard.naming.find()
-                ask = ask_of(self.request, self._route, naming, principal, key, self._key_ms, body)
+                ask = make_ask(self.request, self._route, naming, principal, key, self._key_ms, body)
                 self.record_name = (ask.digest, key)
             self._ask = ask
             if policy.steps and guard.stepped is not None:

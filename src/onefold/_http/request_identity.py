@@ -20,12 +20,12 @@ from typing import NamedTuple
 from onefold._http.request import Request, first_line
 from onefold._http.route_policy import Policy, Route
 from onefold._idempotency.fingerprint import (
-    Asked,
+    RequestContent,
     canonical_json,
     earlier_hash,
     form_name,
     form_of,
-    frame_asked,
+    frame_content,
     hash_form,
     is_large,
     is_ours,
@@ -120,7 +120,7 @@ def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
 class _RequestIdentity(NamedTuple):
     """What is kept of a request for what not every request needs: its locks, and its comparison with a record."""
 
-    asked: Asked
+    content: RequestContent
     form: bytes
     fingerprint: bytes
     key: str
@@ -143,34 +143,36 @@ class _RequestIdentity(NamedTuple):
         scopes = {scope.digest(self.key): scope for scope in self.scopes}
         strategies = (policy.fingerprint, *policy.fingerprint_before)
         compared = Compared(
-            self.asked, self.fingerprint, self.key, scopes, strategies, naming.peppers, naming.open_headers
+            self.content, self.fingerprint, self.key, scopes, strategies, naming.peppers, naming.open_headers
         )
         return is_same_request(compared, record)
 
     def request_locks(self) -> tuple[int, ...]:
         """Under a pepper or not, the locks are the same: a ring may be changing its keys in one process after the
         other. So may a route its strategy: who sends the same bytes again is known by these."""
-        asked, form, ours = self.asked, self.form, is_ours(self.policy.fingerprint)
+        content, form, ours = self.content, self.form, is_ours(self.policy.fingerprint)
         hashes = [self.plain]
         if not is_raw(form, ours=ours):
-            frame = self.frame if ours else frame_asked(asked, ours=True)
-            hashes.append(hash_form(frame, raw_bytes(asked), self.secret))
+            frame = self.frame if ours else frame_content(content, ours=True)
+            hashes.append(hash_form(frame, raw_bytes(content), self.secret))
         if self.naming.earlier_release:
-            hashes.append(earlier_hash(asked, form, ours=ours, key=self.earlier))
+            hashes.append(earlier_hash(content, form, ours=ours, key=self.earlier))
         if self.before is not None:
             hashes.append(hash_form(self.frame, form, self.before.fingerprint_key(self.key)))
         return lock_ids(hashes)
 
 
-def ask_of(
+def make_ask(
     request: Request, route: Route, naming: Naming, principal: str, key: str, key_ms: int | None, body: bytes
 ) -> Ask:
     """A request's claim on its key."""
     policy = route.policy
     strategy = policy.fingerprint
     media_type, boundary, others = content_type_of(first_line(request.headers, "content-type") or "")
-    asked = Asked(request.path, request.query, media_type, body, boundary, _values_of(request, route), others)
-    form, ours = form_of(strategy, asked), is_ours(strategy)
+    content = RequestContent(
+        request.path, request.query, media_type, body, boundary, _values_of(request, route), others
+    )
+    form, ours = form_of(strategy, content), is_ours(strategy)
     scopes = scopes_of(principal, request.method, route, naming)
     scope = scopes[0]
     digest, secret = scope.derive(key)
@@ -182,20 +184,22 @@ def ask_of(
         before = scopes[1 + named[0]] if named else scopes[-1]
         # A process of that deploy may know that 0.1 was never here, and does not look where the first signpost is.
         signposts = tuple(dict.fromkeys((earlier[0], *[earlier[number] for number in named])))
-    unmounted, tells_mounts = None, False
+    unmounted, distinguishes_mounts = None, False
     if route.unmounted is not None and naming.earlier_release:
         name = _as_given(route.unmounted, policy.operation)
         unmounted = Scope(principal, f"{request.method} {name}").digest(key)
         # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the host.
-        tells_mounts = route.earlier is None and "//" not in route.mount and request.path_below_root != request.path
-    frame = frame_asked(asked, ours=ours)
+        distinguishes_mounts = (
+            route.earlier is None and "//" not in route.mount and request.path_below_root != request.path
+        )
+    frame = frame_content(content, ours=ours)
     printed = plain = hash_form(frame, form, secret)
     if naming.peppers:
         printed = hash_form(frame, form, scope.fingerprint_key(key, naming.peppers[0]))
     fingerprint = printed + (form[:1] if strategy is canonical_json else form_name(strategy, form))
     first = unmounted or (earlier[0] if earlier else digest)
     identity = _RequestIdentity(
-        asked, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first, before
+        content, form, fingerprint, key, secret, frame, plain, policy, naming, scopes, first, before
     )
     return Ask(
         digest,
@@ -206,7 +210,7 @@ def ask_of(
         key_ms,
         earlier,
         unmounted,
-        tells_mounts,
+        distinguishes_mounts,
         identity.request_locks,
         identity.is_same,
         # onefold 0.1 compares large bodies by value; an earlier strategy made another lock. It may be another payload.

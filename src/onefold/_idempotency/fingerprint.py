@@ -33,7 +33,7 @@ VALUES_MAX: Final = 10_000
 CANONICAL_BYTES_MAX: Final = 1 << 20
 
 
-class Asked(NamedTuple):
+class RequestContent(NamedTuple):
     """What a fingerprint covers of a request. `media_type` is lower-case, without parameters, "" when there is none."""
 
     path: str
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
 
 # What a route compares: turns a request into the bytes that stand for its body.
-Strategy: TypeAlias = Callable[[Asked], bytes]
+Strategy: TypeAlias = Callable[[RequestContent], bytes]
 
 _VERSION: Final = b"onefold.asked.2"
 _VERSION_1: Final = b"onefold.asked.1"
@@ -65,17 +65,17 @@ _PARTS: Final = b"m"
 _CUSTOM: Final = b"c"
 
 
-def fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
-    """The hash that stands for `asked`, and the name of the form it was made from. `key` is stored nowhere."""
+def fingerprint(content: RequestContent, strategy: Strategy, *, key: bytes) -> bytes:
+    """The hash that stands for the content, and the name of the form it was made from. `key` is stored nowhere."""
     _check_key(key)
-    form = form_of(strategy, asked)
-    return hash_asked(asked, form, ours=is_ours(strategy), key=key) + form_name(strategy, form)
+    form = form_of(strategy, content)
+    return hash_content(content, form, ours=is_ours(strategy), key=key) + form_name(strategy, form)
 
 
-def earlier_fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
+def earlier_fingerprint(content: RequestContent, strategy: Strategy, *, key: bytes) -> bytes:
     """As onefold 0.1 made it: JSON of any size by value, forms by their bytes, no name; `key` is the digest."""
     _check_key(key)
-    return earlier_hash(asked, _earlier_form(strategy, asked), ours=is_ours(strategy), key=key)
+    return earlier_hash(content, _earlier_form(strategy, content), ours=is_ours(strategy), key=key)
 
 
 def _check_key(key: bytes) -> None:
@@ -83,16 +83,18 @@ def _check_key(key: bytes) -> None:
         raise ValueError(f"key has {len(key)} bytes, needs {_KEY_BYTES_MIN} to {_KEY_BYTES_MAX}")
 
 
-def hash_asked(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
+def hash_content(content: RequestContent, form: bytes, *, ours: bool, key: bytes) -> bytes:
     """The hash of a request, 16 bytes, in this form and under this key."""
-    return hash_form(frame_asked(asked, ours=ours), form, key)
+    return hash_form(frame_content(content, ours=ours), form, key)
 
 
-def frame_asked(asked: Asked, *, ours: bool) -> bytes:
+def frame_content(content: RequestContent, *, ours: bool) -> bytes:
     """The frame of a request: what is hashed before its form."""
-    values = asked.parameters
-    target = asked.path if values is None else "".join([f"{len(value)}:{value}" for value in values]) if values else ""
-    return _frame(target, asked.query, ours)
+    values = content.parameters
+    target = (
+        content.path if values is None else "".join([f"{len(value)}:{value}" for value in values]) if values else ""
+    )
+    return _frame(target, content.query, ours)
 
 
 def hash_form(frame: bytes, form: bytes, key: bytes, version: bytes = _VERSION) -> bytes:
@@ -101,10 +103,10 @@ def hash_form(frame: bytes, form: bytes, key: bytes, version: bytes = _VERSION) 
     return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=version).digest()
 
 
-def earlier_hash(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
+def earlier_hash(content: RequestContent, form: bytes, *, ours: bool, key: bytes) -> bytes:
     """The fingerprint as onefold 0.1 made it: by the path. Of a multipart form it compared the bytes."""
-    compared = raw_bytes(asked) if ours and form[:1] == _PARTS else form
-    return hash_form(_frame(asked.path, asked.query, ours), compared, key, _VERSION_1)
+    compared = raw_bytes(content) if ours and form[:1] == _PARTS else form
+    return hash_form(_frame(content.path, content.query, ours), compared, key, _VERSION_1)
 
 
 def _frame(target: str, query: bytes, ours: bool) -> bytes:
@@ -114,9 +116,9 @@ def _frame(target: str, query: bytes, ours: bool) -> bytes:
     return (b"7:onefold%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b") % (len(path), path, len(query), query)
 
 
-def form_of(strategy: Strategy, asked: Asked) -> bytes:
+def form_of(strategy: Strategy, content: RequestContent) -> bytes:
     """The bytes a strategy compares."""
-    form = strategy(asked)
+    form = strategy(content)
     if not isinstance(form, bytes):
         raise TypeError(f"fingerprint strategy {strategy!r} returned {type(form).__name__}, not bytes")
     return form
@@ -152,18 +154,18 @@ def is_raw(form: bytes, *, ours: bool) -> bool:
     return ours and form[:1] == _RAW
 
 
-def canonical_json(asked: Asked) -> bytes:
+def canonical_json(content: RequestContent) -> bytes:
     """The default: JSON by value, forms by their parts; anything else, JSON that parsers disagree on, and JSON of more
     than 10,000 values or 1 MiB, by its bytes."""
     try:
-        return _JSON + _encode(_read(asked))
+        return _JSON + _encode(_read(content))
     except _NOT_CANONICAL:
-        return _parts_or_raw(asked)
+        return _parts_or_raw(content)
 
 
-def raw_bytes(asked: Asked) -> bytes:
+def raw_bytes(content: RequestContent) -> bytes:
     """The body as it came: for signed payloads, uploads, and formats that are not JSON."""
-    return _RAW + asked.body
+    return _RAW + content.body
 
 
 def named_strategy(name: str, strategy: Strategy) -> Strategy:
@@ -203,8 +205,8 @@ class _NamedStrategy:
     name: str
     strategy: Strategy
 
-    def __call__(self, asked: Asked) -> bytes:
-        return self.strategy(asked)
+    def __call__(self, content: RequestContent) -> bytes:
+        return self.strategy(content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +217,11 @@ class _SelectedFields:
     def written(self) -> bytes:
         return ",".join(self.paths).encode("utf-8", "surrogatepass")
 
-    def __call__(self, asked: Asked) -> bytes:
+    def __call__(self, content: RequestContent) -> bytes:
         try:
-            return self.form(_read(asked))
+            return self.form(_read(content))
         except _NOT_CANONICAL:
-            return _parts_or_raw(asked)
+            return _parts_or_raw(content)
 
     def form(self, body: Json) -> bytes:
         if _members(body) is None:
@@ -227,24 +229,24 @@ class _SelectedFields:
         return _FIELDS + _encode([[path, *_select(body, path)] for path in self.paths])
 
 
-def _parts_or_raw(asked: Asked) -> bytes:
-    if asked.boundary and asked.media_type.startswith("multipart/"):
+def _parts_or_raw(content: RequestContent) -> bytes:
+    if content.boundary and content.media_type.startswith("multipart/"):
         try:
-            return _PARTS + canonical_parts(asked.boundary, asked.body) + asked.media_parameters
+            return _PARTS + canonical_parts(content.boundary, content.body) + content.media_parameters
         except ValueError:
             pass
-    return raw_bytes(asked)
+    return raw_bytes(content)
 
 
-def _earlier_form(strategy: Strategy, asked: Asked) -> bytes:
+def _earlier_form(strategy: Strategy, content: RequestContent) -> bytes:
     """As onefold 0.1 made it: JSON of any size, forms by their bytes."""
     if strategy is not canonical_json and not isinstance(strategy, _SelectedFields):
-        return form_of(strategy, asked)
+        return form_of(strategy, content)
     try:
-        body = _read(asked, limited=False)
+        body = _read(content, limited=False)
         return strategy.form(body) if isinstance(strategy, _SelectedFields) else _JSON + _encode(body)
     except _NOT_CANONICAL:
-        return raw_bytes(asked)
+        return raw_bytes(content)
 
 
 def is_large(body: bytes) -> bool:
@@ -271,10 +273,10 @@ _WHITE_SPACE: Final = " \t\n\r"
 _NOT_CANONICAL: Final = (ValueError, RecursionError)
 
 
-def _read(asked: Asked, *, limited: bool = True) -> Json:
+def _read(content: RequestContent, *, limited: bool = True) -> Json:
     """The body as data that `_encode` can write, or one of _NOT_CANONICAL."""
-    body = asked.body
-    if asked.media_type != "application/json" and not asked.media_type.endswith("+json"):
+    body = content.body
+    if content.media_type != "application/json" and not content.media_type.endswith("+json"):
         raise ValueError("not JSON")
     if limited and is_large(body):
         raise ValueError("too large")

@@ -270,7 +270,7 @@ class LockedStore:
         if verdict == self.sql.SAME_IN_FLIGHT:
             return InFlight()
         if verdict == self.sql.OTHER_IN_FLIGHT:
-            return None if ask.tells_apart else InFlight()
+            return None if ask.distinguishes_payloads else InFlight()
         # Ours to run: a record past its retention makes room.
         room = self.sql.forget(ask)
         if room:

@@ -114,13 +114,13 @@ class Ask(NamedTuple):
     """What a release or deploy before calls the same intent: three at most."""
     unmounted: bytes | None = None
     """What onefold 0.1 calls the intent, and calls those of other mounts and hosts too: looked at, never written."""
-    tells_mounts: bool = False
+    distinguishes_mounts: bool = False
     """Whether such a record differs from another mount's; where not, it is neither replayed nor run again."""
     make_request_locks: Callable[[], tuple[int, ...]] | None = None
     """Gives `request_locks`, which a replay does without; None: the fingerprint is the only one."""
     same: Callable[[Record], bool] | None = None
     """Whether a record is of the same request, by the strategy it was made with; None: if the fingerprints agree."""
-    tells_apart: bool = True
+    distinguishes_payloads: bool = True
     """False where requests in flight with the same and with another payload look alike: both are in flight then."""
     isolation: Isolation | None = None
     """The isolation level that the route sets; None: the one it would have without us."""

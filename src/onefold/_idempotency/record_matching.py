@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from onefold._idempotency.fingerprint import (
     FINGERPRINT_BYTES,
-    Asked,
+    RequestContent,
     Strategy,
     canonical_json,
     earlier_fingerprint,
     find_strategy,
     form_of,
-    hash_asked,
+    hash_content,
     is_ours,
     raw_bytes,
 )
@@ -29,7 +29,7 @@ from onefold.errors import StoreError
 class Compared(NamedTuple):
     """What a record is compared with."""
 
-    asked: Asked
+    content: RequestContent
     fingerprint: bytes
     """The request's own."""
     key: str
@@ -57,11 +57,11 @@ def _agrees_in_its_form(compared: Compared, record: Record) -> bool:
             f"a record of {record.operation} was compared by {name!r}, a strategy its route does not have now; "
             "list it in fingerprint_before=(named_strategy(...),) until one retention after the change"
         )
-    form = form_of(strategy, compared.asked)
+    form = form_of(strategy, compared.content)
     scope = compared.scopes[record.digest]
     for pepper in (*compared.peppers, b""):
         key = scope.fingerprint_key(compared.key, pepper)
-        if hash_asked(compared.asked, form, ours=is_ours(strategy), key=key) == printed:
+        if hash_content(compared.content, form, ours=is_ours(strategy), key=key) == printed:
             return True
     # Another request; unless its pepper went with a key that left the ring too early: then nothing is known.
     if compared.open_headers is not None:
@@ -71,7 +71,7 @@ def _agrees_in_its_form(compared: Compared, record: Record) -> bool:
 
 def _agrees_in_any_form(compared: Compared, record: Record) -> bool:
     return any(
-        earlier_fingerprint(compared.asked, strategy, key=record.digest) == record.fingerprint
+        earlier_fingerprint(compared.content, strategy, key=record.digest) == record.fingerprint
         for strategy in dict.fromkeys((*compared.strategies, canonical_json, raw_bytes))
     )
 
@@ -106,7 +106,7 @@ def _judge_unmounted(ask: Ask, records: Sequence[Record]) -> Replay | InFlight |
     """
     for record in records:
         if record.version == 1 and ask.same is not None and ask.same(record):
-            return Replay(record) if ask.tells_mounts else InFlight()
+            return Replay(record) if ask.distinguishes_mounts else InFlight()
     return None
 
 
