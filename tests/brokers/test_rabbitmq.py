@@ -211,10 +211,12 @@ async def test_no_more_is_fetched_than_the_prefetch_allows(made: MakeBroker) -> 
 async def test_a_queue_that_is_deleted_is_made_again(made: MakeBroker, rabbitmq: PrivateRabbitmq) -> None:
     broker = made(queue_prefix="deleted")
     subscription = await broker.subscribe("billing", ["orders"])
+    # It waits when that happens: one that comes later makes the queue again at once.
+    receiving = asyncio.create_task(subscription.receive(1, PATIENCE_S))
     async with channel(rabbitmq) as raw:
         await raw.queue_delete("deleted.billing")
     with pytest.raises(BrokerUnavailable, match="ended"):
-        await subscription.receive(1, PATIENCE_S)
+        await receiving
     assert await subscription.receive(1, 0.0) == []
     sent = message()
     assert await broker.publish([sent]) == [None]

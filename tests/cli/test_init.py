@@ -213,7 +213,7 @@ def test_private_servers_say_how_they_end() -> None:
         assert running.stdout.readline().startswith("export ONEFOLD_BROKER=nats://")
         assert running.stderr is not None
         assert "Running until Ctrl-C" in running.stderr.readline()
-        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)  # a shell has what it starts in the background ignore Ctrl-C
         assert running.wait(PATIENCE_S) == 0
     finally:
         running.kill()

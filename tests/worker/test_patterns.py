@@ -55,6 +55,9 @@ async def test_what_waited_in_the_outbox_leaves_when_a_pattern_is_subscribed_to_
     async def is_stopped() -> bool:
         return len(await stopped()) == 4
 
+    async def is_left() -> bool:  # one may be under way: a relay looks now and then whether it is wanted
+        return await stopped() == ["order.paid.late", "orders"]
+
     async with once.relaying():
         async with once.transaction() as tx:
             for topic in ("order.placed", "order.paid", "order.paid.late", "orders"):
@@ -65,7 +68,7 @@ async def test_what_waited_in_the_outbox_leaves_when_a_pattern_is_subscribed_to_
             async with once.transaction() as tx:
                 await tx.publish("order.shipped", {})
             await until(lambda: len(handled) >= 3)
-        assert await stopped() == ["order.paid.late", "orders"], "those match nothing"
+        await until(is_left)  # those match nothing
     assert sorted(handled) == ["order.paid", "order.placed", "order.shipped"]
     await once.close()
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Final, TypeAlias
 
 from onefold.errors import OnefoldError
@@ -69,11 +69,13 @@ def run(words: Sequence[str]) -> int:
             return _refuse(str(error))
         if program:
             return _run_program(program, addresses)
+        ends = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # one that comes now is waited for, and ends the servers, too
         for name, address in addresses.items():
             print(f"export {name}={address}", flush=True)
         print("Running until Ctrl-C; with `-- COMMAND` they run for as long as the command does.", file=sys.stderr)
-        with suppress(KeyboardInterrupt):
-            signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        signal.sigwait(ends)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     return 0
 
 
