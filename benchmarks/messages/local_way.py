@@ -1,4 +1,4 @@
-"""What an event costs on its way over `local` on Postgres, for each face and driver, counted on the wire.
+"""What an event costs on its way over `local` on Postgres, for each application and driver, counted on the wire.
 
 One after the other on each, without workers, whose polls would be counted: the relay's tick (claim, deliver, mark), the
 consumer's take, the handler's transaction and the acknowledgement. The latency of a quiet system is these round trips,
@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks.guards import Counts, Limit, counted_hops
 from benchmarks.load import HOST
 from benchmarks.messages.places import TOPIC
-from benchmarks.messages.wakeup_process import FACES, closed, made, publish
+from benchmarks.messages.wakeup_process import ONEFOLDS, closed, made, publish
 from benchmarks.wire import counting_proxy
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
@@ -55,7 +55,7 @@ LOCAL_LIMITS: Final = (
 
 async def count_local(dsn: str, port: int, counts: Counts) -> None:
     """The most that any event took. To be called `without_notify`."""
-    for name in FACES:
+    for name in ONEFOLDS:
         async with counting_proxy(HOST, port) as (wire, through):
             once = await made(name, dsn.replace(f":{port}/", f":{through}/"))
             way = _Way(once._for_workers(), name)

@@ -25,7 +25,7 @@ def _url(place: str, driver: str) -> str:
     return f"{plain}?{'ssl' if driver == 'asyncpg' else 'sslmode'}=disable"
 
 
-FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
+ONEFOLDS: Final[dict[str, Callable[[str], AnyOnefold]]] = {
     "asyncpg": lambda place: AsyncOnefold(place, source=SOURCE, broker="local"),
     "psycopg": lambda place: AsyncOnefold(AsyncConnectionPool(place, open=False), source=SOURCE, broker="local"),
     "async engine, asyncpg": lambda place: AsyncOnefold(
@@ -44,14 +44,14 @@ FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
 }
 
 #: Over a file. Processes are woken by a doorbell on Linux.
-SQLITE_FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
+SQLITE_ONEFOLDS: Final[dict[str, Callable[[str], AnyOnefold]]] = {
     "SQLite": lambda place: AsyncOnefold(place, source=SOURCE, broker="local"),
     "threads, SQLite": lambda place: Onefold(place, source=SOURCE, broker="local"),
 }
 
 
 async def made(name: str, place: str) -> AnyOnefold:
-    once = (FACES | SQLITE_FACES)[name](place)
+    once = (ONEFOLDS | SQLITE_ONEFOLDS)[name](place)
     if (pool := _pool(once)) is not None:
         await pool.open(wait=True)
     return once

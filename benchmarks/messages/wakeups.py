@@ -26,8 +26,8 @@ import asyncpg
 from benchmarks.messages.comparison import Grounds, Outcome, Timed, timed_outcome
 from benchmarks.messages.places import TOPIC, fresh_place
 from benchmarks.messages.wakeup_process import (
-    FACES,
-    SQLITE_FACES,
+    ONEFOLDS,
+    SQLITE_ONEFOLDS,
     AnyOnefold,
     Handler,
     closed,
@@ -57,16 +57,16 @@ _chance: Final = random.Random(4711)
 
 async def measure(grounds: Grounds) -> list[Outcome]:
     timed = []
-    for name in FACES | SQLITE_FACES:
+    for name in ONEFOLDS | SQLITE_ONEFOLDS:
         one: list[tuple[float, ...]] = []
         three: list[tuple[float, ...]] = []
         for number in range(grounds.effort.rounds):
             grounds.say(f"round {number + 1} of {grounds.effort.rounds}: {name}")
             with TemporaryDirectory() as folder:
                 for rounds, measure_in in ((one, _in_one), (three, _in_three)):
-                    place = await fresh_place(grounds) if name in FACES else _fresh_file(f"{folder}/{len(one)}.db")
+                    place = await fresh_place(grounds) if name in ONEFOLDS else _fresh_file(f"{folder}/{len(one)}.db")
                     rounds.append(await measure_in(place, name, grounds.effort.events))
-        limits = (None, None) if name in SQLITE_FACES else (IN_ONE_MS, IN_THREE_MS)
+        limits = (None, None) if name in SQLITE_ONEFOLDS else (IN_ONE_MS, IN_THREE_MS)
         timed.append(Timed(name=f"{name}, one process", rounds=tuple(one), ceiling_ms=limits[0]))
         timed.append(Timed(name=f"{name}, three processes", rounds=tuple(three), ceiling_ms=limits[1]))
     grounds.say("an idle consumer")
@@ -154,7 +154,7 @@ async def _subscriptions() -> list[Row]:
 async def _idle(grounds: Grounds) -> Outcome:
     """What Postgres counts while a consumer has nothing to do. It counts for each database by itself, so that all apps
     and drivers are idle at the same time."""
-    places = {name: await fresh_place(grounds) for name in FACES}
+    places = {name: await fresh_place(grounds) for name in ONEFOLDS}
     counted = await asyncio.gather(*(_idle_per_s(name, place) for name, place in places.items()))
     found = dict(zip(places, counted, strict=True))
     missed = [

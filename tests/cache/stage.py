@@ -1,4 +1,4 @@
-"""One payment API with an answer cache, in both colours, behind one face: what it was asked, did and asked."""
+"""One payment API with an answer cache, in both colours, behind one interface: what it was asked, did and asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four backends a scenario runs in: ASGI or WSGI, on SQLite or Postgres, behind one face without a colour.
+"""The four backends a scenario runs in: ASGI or WSGI, on SQLite or Postgres, behind one interface without a colour.
 
 A scenario asks, the application obeys its plan. The plan travels in a header, which is no part of what makes two
 requests the same: so a retry may find a handler that behaves differently.

@@ -38,11 +38,12 @@ def test_a_row_that_is_tested_or_absent_with_a_reason_is_no_gap() -> None:
 
 
 def test_both_faces_have_the_same_methods_with_the_same_signatures() -> None:
-    def face(kind: type) -> dict[str, inspect.Signature]:
+    def methods_of(kind: type) -> dict[str, inspect.Signature]:
         members = inspect.getmembers(kind, inspect.isfunction)
         found = {name: inspect.signature(member) for name, member in members if name[0] != "_" or name == "__init__"}
         # What a method gives may be awaited or entered with `async with`: that is the one difference.
         return {name: signature.replace(return_annotation="") for name, signature in found.items()}
 
-    assert face(Onefold) == face(AsyncOnefold)
-    assert {"idempotent", "install", "asgi", "wsgi", "migrate", "reap", "reaping", "close"} <= face(Onefold).keys()
+    assert methods_of(Onefold) == methods_of(AsyncOnefold)
+    kept = {"idempotent", "install", "asgi", "wsgi", "migrate", "reap", "reaping", "close"}
+    assert kept <= methods_of(Onefold).keys()

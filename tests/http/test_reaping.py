@@ -26,7 +26,7 @@ from tests.http.stages import calling
 from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
-FACES = (AsyncOnefold, Onefold)
+ONEFOLDS = (AsyncOnefold, Onefold)
 
 
 class Heard:
@@ -58,10 +58,10 @@ async def close(once: AsyncOnefold | Onefold) -> None:
         await closed
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("onefold_type", ONEFOLDS)
 @pytest.mark.parametrize("kind", [FastAPI, Starlette])
 def test_expired_records_go_while_an_application_with_its_own_lifespan_lives(
-    face: type[AsyncOnefold] | type[Onefold], kind: Callable[..., Any], sqlite_path: Path
+    onefold_type: type[AsyncOnefold] | type[Onefold], kind: Callable[..., Any], sqlite_path: Path
 ) -> None:
     heard, own = Heard(), list[tuple[str, int]]()
 
@@ -72,7 +72,7 @@ def test_expired_records_go_while_an_application_with_its_own_lifespan_lives(
         own.append(("down", len(reapers())))
         await close(once)
 
-    once = face(sqlite_path, principal=single_principal, listener=heard, reap_every_s=0.1)
+    once = onefold_type(sqlite_path, principal=single_principal, listener=heard, reap_every_s=0.1)
     leave_expired(sqlite_path)
     app = kind(lifespan=lifespan)
     once.install(app)

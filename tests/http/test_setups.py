@@ -381,7 +381,7 @@ def test_a_wrong_setting_is_a_clear_error_where_it_is_written(
         Onefold(sqlite_path, defaults=settings)
 
 
-@pytest.mark.parametrize("face", [Onefold, AsyncOnefold])
+@pytest.mark.parametrize("onefold_type", [Onefold, AsyncOnefold])
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -400,10 +400,10 @@ def test_a_wrong_setting_is_a_clear_error_where_it_is_written(
     ],
 )
 def test_what_an_application_cannot_be_made_with_is_refused_where_it_is_made(
-    sqlite_path: Path, face: Any, given: Any, said: str
+    sqlite_path: Path, onefold_type: Any, given: Any, said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        face(sqlite_path, **given)
+        onefold_type(sqlite_path, **given)
 
 
 def test_a_consumer_whose_name_is_taken_is_refused_where_it_is_written(threads: Onefold) -> None:

@@ -167,8 +167,8 @@ def address_for(request: pytest.FixtureRequest, driver: str) -> str:
 async def opened(driver: str, address: str, form: Form = "plain", **settings: Any) -> AsyncIterator[Stage]:
     """An application over a driver."""
     async with _database(driver, address) as database:
-        face: Any = AsyncOnefold if _is_async(driver) else Onefold
-        once = face(database, **settings)
+        onefold_type: Any = AsyncOnefold if _is_async(driver) else Onefold
+        once = onefold_type(database, **settings)
         try:
             yield Stage(once, address, form)
         finally:

@@ -54,7 +54,7 @@ class Stage:
     engine: Any
     outside: Engine
     told: list[str] = field(default_factory=list)
-    faces: list[Any] = field(default_factory=list)
+    onefolds: list[Any] = field(default_factory=list)
 
     @property
     def asynchronous(self) -> bool:
@@ -67,8 +67,8 @@ class Stage:
         return sessionmaker(self.engine, class_=TenantSession, **options)
 
     def once(self, **settings: Any) -> Any:
-        face = AsyncOnefold if self.asynchronous else Onefold
-        self.faces.append(once := face(self.engine, source="shop", principal=account_of, **settings))
+        onefold_type = AsyncOnefold if self.asynchronous else Onefold
+        self.onefolds.append(once := onefold_type(self.engine, source="shop", principal=account_of, **settings))
         return once
 
     async def migrated(self, **settings: Any) -> Any:
@@ -113,7 +113,7 @@ async def staged(request: pytest.FixtureRequest, kind: str, **pool: Any) -> Asyn
     try:
         yield stage
     finally:
-        for once in stage.faces:
+        for once in stage.onefolds:
             await settle(once.close())
         if isinstance(engine, AsyncEngine):
             await engine.dispose()

@@ -33,7 +33,7 @@ _ACTS: dict[str, Act] = {"kill": kill_process, "stop": stop_process}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Assignment:
     """One message for a child to handle, and where to strike it."""
 
     address: str
@@ -62,14 +62,14 @@ class ErrandFate:
 class Desk:
     """The consumer in one process."""
 
-    def __init__(self, errand: Errand, boundaries: Boundaries) -> None:
-        self.once = Onefold(errand.address, source="rides")
+    def __init__(self, assignment: Assignment, boundaries: Boundaries) -> None:
+        self.once = Onefold(assignment.address, source="rides")
         self.once._database = boundaries.around(self.once._database)
         self._boundaries = boundaries
-        self._finishes = errand.finishes
-        self._processor = FileProcessor(Path(errand.processor))
-        handler = self._bill if errand.records else self._bill_in_one_go
-        self.once.consumer("billing", topic="ride.wanted", lease_s=errand.lease_s)(handler)
+        self._finishes = assignment.finishes
+        self._processor = FileProcessor(Path(assignment.processor))
+        handler = self._bill if assignment.records else self._bill_in_one_go
+        self.once.consumer("billing", topic="ride.wanted", lease_s=assignment.lease_s)(handler)
         [consumer] = self.once.consumers
         self.inbox = Inbox(consumer, self.once._database.dialect, draw=random.random, steps=self.once._message_steps())
 
@@ -104,8 +104,8 @@ class Desk:
 
 
 @contextmanager
-def open_desk(errand: Errand, boundaries: Boundaries | None = None) -> Iterator[Desk]:
-    desk = Desk(errand, boundaries or Boundaries())
+def open_desk(assignment: Assignment, boundaries: Boundaries | None = None) -> Iterator[Desk]:
+    desk = Desk(assignment, boundaries or Boundaries())
     yield desk
     desk.once.close()
 
@@ -133,16 +133,16 @@ def _handled(place: Place, name: str) -> int:
     return len(place.rows(f"SELECT 1 FROM onefold_inbox WHERE message_id = '{name}'"))
 
 
-def find_wrongs(place: Place, errand: Errand) -> Iterator[str]:
+def find_wrongs(place: Place, assignment: Assignment) -> Iterator[str]:
     """What is not as it must be once the message is handled."""
-    rows = [name for (name,) in place.rows("SELECT name FROM effects") if name.startswith(f"{errand.name} ")]
-    if sorted(rows) != [f"{errand.name} created", f"{errand.name} paid"]:
+    rows = [name for (name,) in place.rows("SELECT name FROM effects") if name.startswith(f"{assignment.name} ")]
+    if sorted(rows) != [f"{assignment.name} created", f"{assignment.name} paid"]:
         yield f"the rows are {rows}"
-    keys = FileProcessor(Path(errand.processor)).keys(errand.name)
+    keys = FileProcessor(Path(assignment.processor)).keys(assignment.name)
     if len(keys) != 1:
         yield f"the processor was asked under {len(keys)} keys"
-    if _handled(place, errand.name) != 1:
-        yield f"the ledger has it {_handled(place, errand.name)} times"
+    if _handled(place, assignment.name) != 1:
+        yield f"the ledger has it {_handled(place, assignment.name)} times"
     if place.works_left() or place.steps_left():
         yield f"{place.works_left()} works and the steps {place.steps_left()} are left"
     if letters := place.rows("SELECT message_id, state, reason FROM onefold_letter"):
@@ -155,10 +155,10 @@ class MessageProcesses:
     def __init__(self) -> None:
         self._server = fork_server("import tests.steps.message_processes")
 
-    def send(self, errand: Errand) -> ErrandFate:
+    def send(self, assignment: Assignment) -> ErrandFate:
         """Fork a child that handles this message; returns when it has ended, died or stopped."""
         program = "from tests.steps.message_processes import obey; obey()"
-        return _fate(self._server.start_with_pipes("-c", program, json.dumps(asdict(errand))))
+        return _fate(self._server.start_with_pipes("-c", program, json.dumps(asdict(assignment))))
 
     def go_on(self, stopped: ErrandFate) -> ErrandFate:
         """SIGCONT to a stopped child; returns when it has ended."""
@@ -183,11 +183,11 @@ def _fate(child: Child) -> ErrandFate:
 def obey() -> None:
     """Whatever happens to it, it ends here: an error on the way is a delivery that was not acknowledged."""
     try:
-        errand = Errand(**json.loads(sys.argv[1]))
-        strike = Strike(errand.at, _ACTS[errand.act]) if errand.act is not None else None
-        boundaries = Boundaries(strike, edges=errand.edges)
-        with open_desk(errand, boundaries) as desk:
-            desk.deliver(errand.name)
+        assignment = Assignment(**json.loads(sys.argv[1]))
+        strike = Strike(assignment.at, _ACTS[assignment.act]) if assignment.act is not None else None
+        boundaries = Boundaries(strike, edges=assignment.edges)
+        with open_desk(assignment, boundaries) as desk:
+            desk.deliver(assignment.name)
             with boundaries.around_step("ack"):
                 pass
             print(json.dumps([[each.number, each.verb, each.edge] for each in boundaries.crossings]), flush=True)

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.steps.message_processes import Desk, Errand, MessageProcesses, find_wrongs, insist, open_desk
+from tests.steps.message_processes import Assignment, Desk, MessageProcesses, find_wrongs, insist, open_desk
 from tests.steps.places import ON_POSTGRES, ON_SQLITE, Place
 from tests.support.crash import Edge, never_struck
 
@@ -27,14 +27,14 @@ def processes() -> MessageProcesses:
 
 
 @pytest.fixture
-def errand(address: str, tmp_path: Path) -> Errand:
-    return Errand(address=address, processor=str(tmp_path / "processor"), name="")
+def assignment(address: str, tmp_path: Path) -> Assignment:
+    return Assignment(address=address, processor=str(tmp_path / "processor"), name="")
 
 
 @pytest.fixture
-def desk(errand: Errand) -> Iterator[Desk]:
+def desk(assignment: Assignment) -> Iterator[Desk]:
     """The process that is left."""
-    with open_desk(errand) as desk:
+    with open_desk(assignment) as desk:
         yield desk
 
 
@@ -43,7 +43,7 @@ def new_name() -> str:
 
 
 def kill(
-    processes: MessageProcesses, place: Place, desk: Desk, blank: Errand, verbs: tuple[str, ...] | None = None
+    processes: MessageProcesses, place: Place, desk: Desk, blank: Assignment, verbs: tuple[str, ...] | None = None
 ) -> list[str]:
     """Count the crossings of a message, then kill a process at each of them, until something is wrong."""
     counting = processes.send(replace(blank, name=new_name(), lease_s=60.0))
@@ -52,34 +52,34 @@ def kill(
     assert chosen
     struck = []
     for crossing in chosen:
-        errand = replace(blank, name=new_name(), act="kill", at=crossing.number)
-        fate = processes.send(errand)
+        assignment = replace(blank, name=new_name(), act="kill", at=crossing.number)
+        fate = processes.send(assignment)
         struck += [crossing] if fate.state == "killed" else []
-        insist(desk, place, errand.name)
-        if wrong := [f"killed at {crossing}: {sentence}" for sentence in find_wrongs(place, errand)]:
+        insist(desk, place, assignment.name)
+        if wrong := [f"killed at {crossing}: {sentence}" for sentence in find_wrongs(place, assignment)]:
             return wrong
     return [f"never killed at {crossing}" for crossing in never_struck(chosen, struck)]
 
 
 def test_a_process_killed_after_any_deed_leaves_a_message_that_is_gone_on_with(
-    processes: MessageProcesses, place: Place, desk: Desk, errand: Errand
+    processes: MessageProcesses, place: Place, desk: Desk, assignment: Assignment
 ) -> None:
-    assert not kill(processes, place, desk, errand, _DEEDS)
+    assert not kill(processes, place, desk, assignment, _DEEDS)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("edges", [("before", "after"), ("during",)])
 def test_a_process_killed_at_any_boundary_leaves_a_message_that_is_gone_on_with(
-    processes: MessageProcesses, place: Place, desk: Desk, errand: Errand, edges: tuple[Edge, ...]
+    processes: MessageProcesses, place: Place, desk: Desk, assignment: Assignment, edges: tuple[Edge, ...]
 ) -> None:
-    assert not kill(processes, place, desk, replace(errand, edges=edges))
+    assert not kill(processes, place, desk, replace(assignment, edges=edges))
 
 
 @ON_SQLITE
 def test_control_a_handler_that_records_nothing_has_its_effect_twice_under_the_same_kills(
-    processes: MessageProcesses, place: Place, errand: Errand
+    processes: MessageProcesses, place: Place, assignment: Assignment
 ) -> None:
-    in_one_go = replace(errand, records=False)
+    in_one_go = replace(assignment, records=False)
     with open_desk(in_one_go) as desk:
         found = kill(processes, place, desk, in_one_go, _DEEDS)
     assert any("the processor was asked under 2 keys" in sentence for sentence in found)
@@ -87,14 +87,14 @@ def test_control_a_handler_that_records_nothing_has_its_effect_twice_under_the_s
 
 @ON_POSTGRES
 def test_a_process_that_was_stopped_past_its_lease_writes_nothing_when_it_wakes_up(
-    processes: MessageProcesses, place: Place, desk: Desk, errand: Errand
+    processes: MessageProcesses, place: Place, desk: Desk, assignment: Assignment
 ) -> None:
-    counting = processes.send(replace(errand, name=new_name(), lease_s=60.0))
+    counting = processes.send(replace(assignment, name=new_name(), lease_s=60.0))
     stops = [crossing for crossing in counting.crossings if crossing.verb in ("batch", "charge")]
     assert stops
     wrong: list[str] = []
     for crossing in stops:
-        stopping = replace(errand, name=new_name(), act="stop", at=crossing.number)
+        stopping = replace(assignment, name=new_name(), act="stop", at=crossing.number)
         stopped = processes.send(stopping)
         if stopped.state != "stopped":
             continue

@@ -15,7 +15,7 @@ from benchmarks.wire import Wire, counting_proxy
 from onefold import AsyncOnefold
 from onefold._worker import notify_listener
 from tests.support.patience import PATIENCE_S
-from tests.worker.test_listening import FACES, Desk, at_work, made
+from tests.worker.test_listening import ONEFOLDS, Desk, at_work, made
 
 #: Statements per second, BEGIN and COMMIT among them.
 IDLE_PER_S_MAX: Final = 3.0
@@ -56,10 +56,10 @@ async def test_idle_workers_of_an_engine_make_three_statements_a_second_where_th
             wire, through = await stack.enter_async_context(counting_proxy(HOST, port))
             wires.append(wire)
             place = postgres_dsn.replace(f":{port}/", f":{through}/")
-            face = await stack.enter_async_context(made(FACES[name], f"{place}?{plain}=disable"))
-            Desk(face)
-            await stack.enter_async_context(at_work(face, face.consuming()))
-            await stack.enter_async_context(at_work(face, face.relaying()))
+            other = await stack.enter_async_context(made(ONEFOLDS[name], f"{place}?{plain}=disable"))
+            Desk(other)
+            await stack.enter_async_context(at_work(other, other.consuming()))
+            await stack.enter_async_context(at_work(other, other.relaying()))
         windows = int(PATIENCE_S / WINDOW_S) if hears else 1
         lowest = await lowest_rates(wires, IDLE_PER_S_MAX, windows)
     assert max(lowest) <= IDLE_PER_S_MAX if hears else min(lowest) > IDLE_PER_S_MAX

@@ -1,4 +1,4 @@
-"""Waking between processes: whatever the face and the driver, a commit is told and heard, without any polling.
+"""Waking between processes: whatever the application and the driver, a commit is told and heard, without any polling.
 
 Nothing here is timed: where something must come by a signal, polling is switched off.
 """
@@ -53,8 +53,8 @@ SOON_S: Final = 40.0
 AnyOnefold: TypeAlias = Onefold | AsyncOnefold
 
 
-#: Every face over every driver that Postgres offers.
-FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
+#: Both applications over every driver that Postgres offers.
+ONEFOLDS: Final[dict[str, Callable[[str], AnyOnefold]]] = {
     "asyncpg": lambda dsn: AsyncOnefold(dsn, source="shop", broker="local"),
     "psycopg": lambda dsn: AsyncOnefold(
         AsyncConnectionPool(dsn, open=False, min_size=0, max_size=8), source="shop", broker="local"
@@ -79,9 +79,9 @@ def engine_url(dsn: str, driver: str) -> str:
     return dsn.replace("postgresql://", f"postgresql+{driver}://")
 
 
-@pytest.fixture(params=FACES)
-async def face(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[AnyOnefold]:
-    async with made(FACES[request.param], postgres_dsn) as once:
+@pytest.fixture(params=ONEFOLDS)
+async def once(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[AnyOnefold]:
+    async with made(ONEFOLDS[request.param], postgres_dsn) as once:
         yield once
 
 
@@ -121,21 +121,21 @@ def publish_on_thread(once: Onefold, data: int) -> None:
         void(tx.publish("order.placed", data))
 
 
-async def test_a_commit_is_told_to_other_processes(face: AnyOnefold, postgres_dsn: str) -> None:
+async def test_a_commit_is_told_to_other_processes(once: AnyOnefold, postgres_dsn: str) -> None:
     heard = asyncio.Event()
     listener = await asyncpg.connect(postgres_dsn)
     await listener.add_listener(CHANNEL, lambda *_: heard.set())
-    await publish(face, 1)
+    await publish(once, 1)
     async with asyncio.timeout(PATIENCE_S):
         await heard.wait()
     await listener.close()
 
 
-async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_dsn: str) -> None:
+async def test_a_commit_of_another_process_is_heard(once: AnyOnefold, postgres_dsn: str) -> None:
     """On a connection that is replaced when it is lost, and does not go back to its pool."""
     heard, wakeups = Wakeups(), Wakeups()
     signal = heard.listen()
-    database = face._for_workers()
+    database = once._for_workers()
     teller = await asyncpg.connect(postgres_dsn)
     async with listening(database, heard.set, wakeups=wakeups):
         for _ in range(2):
@@ -153,7 +153,7 @@ async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_d
 
 
 async def test_what_a_process_tells_others_it_does_not_hear_itself(
-    face: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    once: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its relay has been told by a signal: woken twice, it would look in vain while the consumer is at work."""
     judge, wakeups = notify_listener._NotifyListener._dispatch, Wakeups()
@@ -165,10 +165,10 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
         judged.extend(told for told in senders if told != listener._probe)
 
     monkeypatch.setattr(notify_listener._NotifyListener, "_dispatch", note)
-    sender = face._notifier.sender
-    async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, wakeups=wakeups):
+    sender = once._notifier.sender
+    async with listening(once._for_workers(), lambda: heard.append(1), sender=sender, wakeups=wakeups):
         await until(lambda: bool(wakeups.listeners))
-        await publish(face, 1)
+        await publish(once, 1)
         await until(lambda: judged == [sender])
         assert heard == [1], "when it began to listen, and not again"
         teller = await asyncpg.connect(postgres_dsn)
@@ -179,13 +179,13 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
 
 
 async def test_a_connection_that_is_listened_on_no_more_leaves_without_a_word(
-    face: AnyOnefold, postgres_dsn: str, caplog: pytest.LogCaptureFixture
+    once: AnyOnefold, postgres_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pool of psycopg warns of connections that come back closed, and nothing was wrong."""
     wakeups = Wakeups()
-    async with listening(face._for_workers(), lambda: None, wakeups=wakeups):
+    async with listening(once._for_workers(), lambda: None, wakeups=wakeups):
         await until(lambda: bool(wakeups.listeners))
-    await publish(face, 1)  # on the same connection, where it has gone back
+    await publish(once, 1)  # on the same connection, where it has gone back
     teller = await asyncpg.connect(postgres_dsn)
     found = await teller.fetch("SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> pg_backend_pid()")
     await teller.close()
@@ -264,23 +264,23 @@ async def subscribed(dsn: str) -> None:
 
 
 @pytest.mark.usefixtures("no_polls")
-async def test_within_a_process_a_publish_wakes_a_local_consumer(face: AnyOnefold, postgres_dsn: str) -> None:
-    desk = Desk(face)
-    async with at_work(face, face.consuming()):
+async def test_within_a_process_a_publish_wakes_a_local_consumer(once: AnyOnefold, postgres_dsn: str) -> None:
+    desk = Desk(once)
+    async with at_work(once, once.consuming()):
         await subscribed(postgres_dsn)
-        async with at_work(face, face.relaying(**SELDOM)):
+        async with at_work(once, once.relaying(**SELDOM)):
             for number in range(3):
-                await publish(face, number)
+                await publish(once, number)
                 await desk.see(*range(number + 1))
 
 
 @pytest.mark.usefixtures("no_polls")
-@pytest.mark.parametrize("face_name", FACES)
-async def test_between_processes_both_the_relay_and_the_consumer_are_woken(face_name: str, postgres_dsn: str) -> None:
+@pytest.mark.parametrize("driver", ONEFOLDS)
+async def test_between_processes_both_the_relay_and_the_consumer_are_woken(driver: str, postgres_dsn: str) -> None:
     """Three of them that share nothing but the database."""
     async with AsyncExitStack() as stack:
         writer, session, consumer = [
-            await stack.enter_async_context(made(FACES[face_name], postgres_dsn)) for _ in range(3)
+            await stack.enter_async_context(made(ONEFOLDS[driver], postgres_dsn)) for _ in range(3)
         ]
         desk = Desk(consumer)
         await stack.enter_async_context(at_work(consumer, consumer.consuming()))
@@ -376,7 +376,7 @@ async def test_a_burst_of_commits_on_threads_is_told_once_or_twice(
 
 async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_itself(postgres_dsn: str) -> None:
     """Beside one that does not listen, as a control: it looks again and again, less and less often."""
-    async with made(FACES["asyncpg"], postgres_dsn) as once:
+    async with made(ONEFOLDS["asyncpg"], postgres_dsn) as once:
         looks = {True: 0, False: 0}
 
         class Counted(Relay):
@@ -405,7 +405,8 @@ async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monke
     """As through a pooler that shares sessions between clients: LISTEN is taken, and what is told goes elsewhere."""
     heard, wakeups = asyncio.Event(), Wakeups()
     monkeypatch.setattr(notify_listener, "_NOTIFY", "SELECT $1::text, $2::text")
-    async with made(FACES["asyncpg"], postgres_dsn) as once, listening(once._for_workers(), heard.set, wakeups=wakeups):
+    make = ONEFOLDS["asyncpg"]
+    async with made(make, postgres_dsn) as once, listening(once._for_workers(), heard.set, wakeups=wakeups):
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
         heard.clear()
         await publish(once, 1)
@@ -415,7 +416,7 @@ async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monke
 
 @pytest.mark.usefixtures("no_polls")
 async def test_an_operators_action_wakes_relays_and_consumers_of_other_processes(postgres_dsn: str) -> None:
-    async with made(FACES["asyncpg"], postgres_dsn) as once:
+    async with made(ONEFOLDS["asyncpg"], postgres_dsn) as once:
         wakeups, heard = Wakeups(), asyncio.Event()
         acted = wakeups.actions.listen()
         async with (

@@ -1,4 +1,4 @@
-"""The face end to end over `local`, in both colours and on both databases: published here, handled there, once."""
+"""An application over `local`, in both colours and on both databases: published here, handled there, once."""
 
 from __future__ import annotations
 

@@ -346,13 +346,13 @@ async def test_a_clock_that_is_set_back_fires_no_due_time_again(stage: Stage) ->
 # --- the relay ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", [Onefold, AsyncOnefold])
-async def test_relays_publish_it_and_consumers_get_it(face: Callable[..., Any], sqlite_path: Path) -> None:
+@pytest.mark.parametrize("onefold_type", [Onefold, AsyncOnefold])
+async def test_relays_publish_it_and_consumers_get_it(onefold_type: Callable[..., Any], sqlite_path: Path) -> None:
     got: list[Message] = []
     enough = asyncio.Event()
     processes = []
     for _ in range(3):
-        once = face(sqlite_path, source="shop")
+        once = onefold_type(sqlite_path, source="shop")
         once.recurring("tick", cron="* * * * * *", topic="ticked", data={"n": 1})
         processes.append(once)
 

@@ -98,7 +98,7 @@ def _answer(answer: asyncio.Future[T], result: T, on_abandoned: Callable[[T], No
     if not answer.cancelled():
         answer.set_result(result)
     elif on_abandoned is not None:  # not on its own thread: that has ended, or serves another request by now
-        threading.Thread(target=on_abandoned, args=(result,), name="onefold-unheard", daemon=True).start()
+        threading.Thread(target=on_abandoned, args=(result,), name="onefold-abandoned", daemon=True).start()
 
 
 def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:

@@ -5,7 +5,7 @@
     closed      let through      is counted          is counted; at 80 % of the     -
                                                      last 10 s, and one: open
     open        refused          -                   -                              after the open time: half-open
-    half-open   let through, 3   the second: closed  the second: open, for longer   a probe unheard of for too
+    half-open   let through, 3   the second: closed  the second: open, for longer   a probe without an end for
                 at once                                                             long is a failure
 
 The threshold is high on purpose: a breaker that opens at half of the calls makes a whole outage of half an outage.

@@ -35,7 +35,7 @@ CHILD_S_MAX = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Assignment:
     """What a process has to do."""
 
     url: str
@@ -92,28 +92,28 @@ class Account:
                 self.stops[event.reason] += 1
 
 
-async def served(errand: Errand) -> Account:
+async def served(assignment: Assignment) -> Account:
     """Serve all of them."""
     account = Account()
     transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport()
-    if errand.keys != "none":
+    if assignment.keys != "none":
         transport = onefold.retrying(
-            transport, errand.policy, journal=errand.journal, listener=account.hear, generate_keys=True
+            transport, assignment.policy, journal=assignment.journal, listener=account.hear, generate_keys=True
         )
-    waiting = iter(errand.intents)
-    async with httpx.AsyncClient(transport=transport, base_url=errand.url, timeout=errand.timeout_s) as client:
+    waiting = iter(assignment.intents)
+    async with httpx.AsyncClient(transport=transport, base_url=assignment.url, timeout=assignment.timeout_s) as client:
 
         async def customer() -> None:
             for intent in waiting:
-                await _insisted(client, errand, intent, account)
+                await _insisted(client, assignment, intent, account)
 
-        await asyncio.gather(*(customer() for _ in range(errand.concurrency)))
+        await asyncio.gather(*(customer() for _ in range(assignment.concurrency)))
     return account
 
 
-async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, account: Account) -> None:
-    extensions = {"intent": intent} if errand.keys == "intents" else {}
-    give_up_at = time.monotonic() + errand.insist_s
+async def _insisted(client: httpx.AsyncClient, assignment: Assignment, intent: str, account: Account) -> None:
+    extensions = {"intent": intent} if assignment.keys == "intents" else {}
+    give_up_at = time.monotonic() + assignment.insist_s
     while time.monotonic() < give_up_at:
         try:
             answer = await client.post("/payments", json={"intent": intent}, extensions=extensions)
@@ -122,7 +122,7 @@ async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, acco
             account.stops["journal busy"] += 1
         except httpx.TransportError as error:
             ended = error
-            if errand.keys == "none":
+            if assignment.keys == "none":
                 account.faults[type(error).__name__] += 1
         else:
             if answer.status_code == 201:
@@ -135,7 +135,7 @@ async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, acco
             ended = answer
         account.again += 1
         await asyncio.sleep(_patience_s(ended))
-    raise AssertionError(f"{intent} was not answered in {errand.insist_s:g} s: {ended!r} {report_of(ended)}")
+    raise AssertionError(f"{intent} was not answered in {assignment.insist_s:g} s: {ended!r} {report_of(ended)}")
 
 
 def _patience_s(ended: object) -> float:
@@ -193,10 +193,10 @@ def child(function: Callable[..., Any], *arguments: object) -> Iterator[Child]:
 
 
 @contextmanager
-def customers(errands: Sequence[Errand]) -> Iterator[list[Child]]:
-    """A process for every errand."""
+def customers(assignments: Sequence[Assignment]) -> Iterator[list[Child]]:
+    """A process for every assignment."""
     with ExitStack() as stack:
-        yield [stack.enter_context(child(run_errand, errand)) for errand in errands]
+        yield [stack.enter_context(child(run_errand, assignment)) for assignment in assignments]
 
 
 def accounts(children: Sequence[Child], within_s: float) -> list[Account]:
@@ -221,12 +221,12 @@ def serve_unnoted(url: str, journal: str) -> Account:
     assert len(left) <= len(entries) / 20, f"of {len(entries)} answers {len(left)} were not noted"
     if not left:
         return Account()
-    with customers([Errand(url=url, journal=journal, intents=left)]) as children:
+    with customers([Assignment(url=url, journal=journal, intents=left)]) as children:
         return together(accounts(children, CHILD_S_MAX))
 
 
-def run_errand(errand: Errand) -> Account:
-    return asyncio.run(served(errand))
+def run_errand(assignment: Assignment) -> Account:
+    return asyncio.run(served(assignment))
 
 
 def _live(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:

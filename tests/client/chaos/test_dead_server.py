@@ -17,7 +17,7 @@ from onefold import RetryPolicy
 from onefold.clients import BreakerConfig, BudgetConfig
 from onefold.testing.fault_proxy import HOST, FaultProxy
 from tests.client.chaos.bank import open_bank
-from tests.client.chaos.customers import Account, Errand, accounts, customers, serve_unnoted, together
+from tests.client.chaos.customers import Account, Assignment, accounts, customers, serve_unnoted, together
 from tests.client.chaos.ledger_checks import make_bank, make_journal, wrong_entries, wrong_payments
 
 PROCESSES = 4
@@ -53,8 +53,8 @@ def storm(bank: str, journal: str, policy: RetryPolicy, *, storms: bool = False)
     """The bank is dead from the first call on, and comes back; where its clients storm, once they were seen to."""
     with open_bank(bank) as server, FaultProxy(HOST, server.port) as proxy:
         proxy.switch("reset")
-        errands = [
-            Errand(
+        assignments = [
+            Assignment(
                 url=f"http://{HOST}:{proxy.address[1]}",
                 journal=journal,
                 intents=INTENTS[first::PROCESSES],
@@ -65,7 +65,7 @@ def storm(bank: str, journal: str, policy: RetryPolicy, *, storms: bool = False)
             for first in range(PROCESSES)
         ]
         began = time.monotonic()
-        with customers(errands) as children:
+        with customers(assignments) as children:
             while proxy.traffic.connections == 0:
                 assert time.monotonic() - began < WITHIN_S, "nobody called"
                 time.sleep(0.01)
@@ -76,7 +76,7 @@ def storm(bank: str, journal: str, policy: RetryPolicy, *, storms: bool = False)
                 dead_s, asked = time.monotonic() - began, proxy.traffic.connections
             proxy.heal()
             found = Storm(asked, dead_s, accounts(children, WITHIN_S))
-        serve_unnoted(errands[0].url, journal)
+        serve_unnoted(assignments[0].url, journal)
     whole = together(found.told)
     print(
         f"dead for {dead_s:.1f} s and asked {asked} times, at most {asked_max(dead_s)}; in all {whole.attempts} "

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.chaos.bank import open_bank
-from tests.client.chaos.customers import Account, Errand, accounts, customers, serve_unnoted
+from tests.client.chaos.customers import Account, Assignment, accounts, customers, serve_unnoted
 from tests.client.chaos.ledger_checks import journalled, make_bank, make_journal, paid, wrong_entries, wrong_payments
 
 #: Two processes work at the same intent at the same moment as often among few as among many: how likely an intent is to
@@ -34,8 +34,8 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path, bank: str) -> str:
 def served(bank: str, journals: list[str]) -> list[Account]:
     """What each of the processes has to tell; one for every journal named."""
     with open_bank(bank) as server:
-        errands = [
-            Errand(
+        assignments = [
+            Assignment(
                 url=server.url,
                 journal=journal,
                 intents=random.Random(number).sample(INTENTS, len(INTENTS)),
@@ -44,7 +44,7 @@ def served(bank: str, journals: list[str]) -> list[Account]:
             )
             for number, journal in enumerate(journals)
         ]
-        with customers(errands) as children:
+        with customers(assignments) as children:
             told = accounts(children, WITHIN_S)
         for journal in set(journals):
             serve_unnoted(server.url, journal)

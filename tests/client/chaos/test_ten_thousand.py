@@ -15,7 +15,7 @@ from onefold import RetryPolicy
 from onefold.testing.fault_proxy import HOST, FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.client.chaos.bank import open_bank
-from tests.client.chaos.customers import Account, Errand, Keys, accounts, customers, serve_unnoted, together
+from tests.client.chaos.customers import Account, Assignment, Keys, accounts, customers, serve_unnoted, together
 from tests.client.chaos.faults import inject_faults
 from tests.client.chaos.ledger_checks import make_bank, make_journal, wrong_entries, wrong_payments
 
@@ -38,8 +38,8 @@ class Campaign:
         required = "optional" if self.keys == "none" else "required"
         with open_bank(self.bank, required) as bank, FaultProxy(HOST, bank.port) as proxy:
             url = f"http://{HOST}:{proxy.address[1]}"
-            errands = [
-                Errand(
+            assignments = [
+                Assignment(
                     url=url,
                     journal=self.journal,
                     intents=self.intents[first::PROCESSES],
@@ -50,7 +50,7 @@ class Campaign:
                 )
                 for first in range(PROCESSES)
             ]
-            with customers(errands) as children, inject_faults(proxy, seed, PAUSE_S) as faults:
+            with customers(assignments) as children, inject_faults(proxy, seed, PAUSE_S) as faults:
                 self.account = together(accounts(children, WITHIN_S))
             self.account.add(serve_unnoted(url, self.journal))
             print(

@@ -1,4 +1,4 @@
-"""Six HTTP clients with one small face, so that a test is written once and run against each of them."""
+"""Six HTTP clients with one small interface, so that a test is written once and run against each of them."""
 
 from __future__ import annotations
 
