@@ -196,7 +196,7 @@ def child(function: Callable[..., Any], *arguments: object) -> Iterator[Child]:
 def customers(assignments: Sequence[Assignment]) -> Iterator[list[Child]]:
     """A process for every assignment."""
     with ExitStack() as stack:
-        yield [stack.enter_context(child(run_errand, assignment)) for assignment in assignments]
+        yield [stack.enter_context(child(run_assignment, assignment)) for assignment in assignments]
 
 
 def accounts(children: Sequence[Child], within_s: float) -> list[Account]:
@@ -225,7 +225,7 @@ def serve_unnoted(url: str, journal: str) -> Account:
         return together(accounts(children, CHILD_S_MAX))
 
 
-def run_errand(assignment: Assignment) -> Account:
+def run_assignment(assignment: Assignment) -> Account:
     return asyncio.run(served(assignment))
 
 
