@@ -9,7 +9,7 @@ import pytest
 from onefold.db._shielded import Shielded
 
 
-async def test_what_an_errand_brings_goes_to_whoever_waits_for_it() -> None:
+async def test_what_a_shielded_call_brings_goes_to_whoever_waits_for_it() -> None:
     async def work() -> str:
         return "connection"
 
@@ -24,7 +24,7 @@ async def test_what_an_errand_brings_goes_to_whoever_waits_for_it() -> None:
     assert disposed == []
 
 
-async def test_what_an_errand_brings_after_its_wait_was_cancelled_is_disposed_of() -> None:
+async def test_what_a_shielded_call_brings_after_its_wait_was_cancelled_is_disposed_of() -> None:
     started, let_go = asyncio.Event(), asyncio.Event()
     disposed: list[str] = []
 
@@ -74,7 +74,7 @@ async def test_whenever_the_wait_is_cancelled_the_thing_is_either_had_or_dispose
     assert had + disposed == (["connection"] if turns else [])
 
 
-async def test_an_errand_that_fails_fails_for_whoever_waits_and_for_nobody_else() -> None:
+async def test_a_shielded_call_that_fails_fails_for_whoever_waits_and_for_nobody_else() -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
 

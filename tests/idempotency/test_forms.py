@@ -110,6 +110,8 @@ def test_too_many_parts_are_compared_by_their_bytes() -> None:
         ('multipart/form-data; x="; boundary=b"; boundary=a', b"", b""),
         ('multipart/form-data; x="boundary=b"; boundary=a', b"", b""),
         ("multipart/form-data; boundary=a; x", b"", b""),
+        ("multipart/form-data; boundary=a; charset=utf-8; charset=latin-1", b"", b""),
+        ("multipart/form-data; charset=utf-8; boundary=a; CHARSET=utf-8", b"", b""),
         ('multipart/form-data; boundary="a', b"", b""),
         ("multipart/form-data", b"", b""),
         ("application/json; charset=utf-8", b"", b""),

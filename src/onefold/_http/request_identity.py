@@ -225,15 +225,15 @@ def make_ask(
 def content_type_of(header: str) -> tuple[str, bytes, bytes]:
     """The media type; the boundary, where all parsers find the same one; and then its other parameters."""
     media_type, _, parameters = header.partition(";")
-    boundaries, others = [], []
+    boundaries, others = [], {}
     for parameter in parameters.split(";"):
         if found := _BOUNDARY.fullmatch(parameter):
             boundaries.append(found[2].encode())
-        elif found := _OTHER.fullmatch(parameter):
-            others.append(f"{found[1].lower()}={found[3]}".encode("utf-8", "surrogatepass"))
-        else:
+        elif (found := _OTHER.fullmatch(parameter)) and (name := found[1].lower()) not in others:
+            others[name] = f"{name}={found[3]}".encode("utf-8", "surrogatepass")
+        else:  # not read by all in the same way, as a name that occurs twice
             boundaries.clear()
             break
     if len(boundaries) != 1:
         return media_type.strip().lower(), b"", b""
-    return media_type.strip().lower(), boundaries[0], b";".join(sorted(others))
+    return media_type.strip().lower(), boundaries[0], b";".join(sorted(others.values()))
