@@ -16,7 +16,7 @@ from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Subscription, SubscriptionSeen
 from onefold.brokers.redis import RedisBroker
 from onefold.errors import BrokerUnavailable, ConsumerActive
-from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerSubject, NotConforming, check
+from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerSubject, NotConforming, _broker_stage, check
 from onefold.testing.servers import PrivateValkey
 from tests.brokers.redis_subject import redis_subject
 from tests.support.patience import PATIENCE_S
@@ -496,3 +496,16 @@ async def test_a_broker_that_holds_on_to_what_nobody_keeps_is_found(valkey: Priv
         for_ever = replace(subject, broker=lambda: RedisBroker(valkey.url, lease_s=1_000.0))
         with pytest.raises(NotConforming, match="0 of 1 messages came"):
             await check(NAMED["what_is_not_kept_is_given_to_others"], for_ever)
+
+
+class NeverAnswers(Wrapped):
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+
+async def test_a_broker_that_hangs_is_found(valkey: PrivateValkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_broker_stage, "HANG_S", 0.5)
+    async with subject_of(NeverAnswers, valkey, patience_s=0.1) as subject:
+        with pytest.raises(NotConforming, match=r"took longer than 0\.7 s"):
+            await check(NAMED["what_is_acknowledged_does_not_come_again"], subject)

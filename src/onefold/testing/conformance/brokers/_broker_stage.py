@@ -20,8 +20,11 @@ from onefold.testing.conformance._stage import NotConforming, Outage, expect
 #: As many as one call of a busy relay hands over.
 MANY: Final = 500
 
-#: No answer that a scenario waits for may take longer: what takes longer hangs.
+#: No answer that a scenario waits for may take longer, beyond the waits that its subject allows: that hangs.
 HANG_S: Final = 60.0
+
+#: So often a scenario waits for messages, or has its server killed, at the most.
+WAITS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +155,15 @@ ScenarioOn: TypeAlias = Callable[[BrokerStage], Awaitable[None]]
 
 async def check(scenario: BrokerScenario, subject: BrokerSubject) -> None:
     """Run a scenario on a broker."""
+    allowed_s = subject.patience_s + (0.0 if subject.outage is None else subject.outage_s)
+    limit_s = HANG_S + WAITS * allowed_s
     try:
-        async with asyncio.timeout(HANG_S) as timeout, AsyncExitStack() as exits:
+        async with asyncio.timeout(limit_s) as timeout, AsyncExitStack() as exits:
             await scenario.play(BrokerStage(subject, exits))
     except TimeoutError as error:
         if not timeout.expired():
             raise
-        raise NotConforming(f"{scenario} took longer than {HANG_S} s") from error
+        raise NotConforming(f"{scenario} took longer than {limit_s} s") from error
 
 
 def promise(applies: Callable[[BrokerSubject], bool] = lambda subject: True) -> Callable[[ScenarioOn], BrokerScenario]:
