@@ -22,6 +22,7 @@ from onefold._http.fastapi_dependencies import Tx, transaction_of
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase, async_sqlite
 from onefold.errors import ConfigurationError, ProgrammerError
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:  # generic for the type checker only
     AsyncpgConnection = asyncpg.Connection[asyncpg.Record]
@@ -212,7 +213,7 @@ async def test_plain_endpoints_get_the_real_sqlite_connection(orders: Orders) ->
 
 
 async def test_many_plain_endpoints_at_once_take_turns(orders: Orders) -> None:
-    once = Onefold(orders.path, principal=account_of)
+    once = Onefold(SqliteDatabase(orders.path, busy_timeout_s=PATIENCE_S), principal=account_of)
     async with calling(sync_app(once, [])) as client:
         many = (client.post("/orders", {"item": f"book {number}"}, key=f'"{number}"') for number in range(30))
         assert {answer.status_code for answer in await asyncio.gather(*many)} == {201}
