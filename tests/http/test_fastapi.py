@@ -214,6 +214,7 @@ async def test_plain_endpoints_get_the_real_sqlite_connection(orders: Orders) ->
 
 async def test_many_plain_endpoints_at_once_take_turns(orders: Orders) -> None:
     once = Onefold(SqliteDatabase(orders.path, busy_timeout_s=PATIENCE_S), principal=account_of)
+    once.migrate()
     async with calling(sync_app(once, [])) as client:
         many = (client.post("/orders", {"item": f"book {number}"}, key=f'"{number}"') for number in range(30))
         assert {answer.status_code for answer in await asyncio.gather(*many)} == {201}
