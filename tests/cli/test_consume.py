@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +15,7 @@ import psycopg
 import pytest
 
 from onefold import Onefold
+from onefold._cli.health import HealthPage, _answer
 from onefold.testing.servers import PrivateNats
 from tests.cli.commands import Running, Shop, new_shop, one_line, onefold, started, told, until
 from tests.support.patience import PATIENCE_S
@@ -120,6 +123,15 @@ def test_consumers_that_live_are_reported_well_by_name(shop: Shop) -> None:
         assert all(0 <= seconds < 60 for seconds in turns.values())
         assert health(consume, "/")[0] == 404
         assert health(consume, method="POST")[0] == 405
+
+
+async def test_metrics_without_their_library_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onefold.prometheus", None)
+    asked = asyncio.StreamReader()
+    asked.feed_data(b"GET /metrics HTTP/1.1\r\n\r\n")
+    answer = await _answer(asked, dict, HealthPage("127.0.0.1", 0, 60.0))
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"pip install 'onefold[prometheus]'" in answer
 
 
 def test_a_consumer_that_does_not_turn_is_reported_unwell(shop: Shop) -> None:

@@ -127,6 +127,9 @@ def test_dead_letters_are_discarded_by_the_filters_they_are_listed_by(
     assert (refused.returncode, "all fitting" in refused.stderr) == (1, True)
     assert told(shop.onefold(*words, "-y")) == {"consumer": "ship", "discarded": 1, "asked": None}
     assert shop.onefold(*words, "-y").returncode == 1
+    mistaken = shop.onefold("dlq", "discard", *D, "-c", "ship", "--reason", "no longer wanted", "-y")
+    assert mistaken.returncode == 1
+    assert mistaken.stdout.startswith("discarded: 0: no dead letter of ship matches; --reason looks into errors")
     assert shop.onefold("dlq", "discard", *D, "-c", "ship", "-y").returncode == 2
     assert shop.onefold("dlq", "discard", *D, "-c", "ship", "-y", first, "--topic", "order.placed").returncode == 2
     assert shop.onefold("dlq", "discard", *D, "-c", "pack", "--reason", "boxes", "-y").stdout == "discarded: 1\n"

@@ -153,7 +153,7 @@ def test_anything_else_is_refused_by_its_name(connect: Callable[[object], object
         for given, name in (
             (connection, "sqlite3.Connection"),
             (session, "sqlalchemy.orm.session.Session"),
-            (None, "NoneType"),
+            (None, r"None \(is the variable set that has its URL\?\)"),
             (asyncio, "module"),
             (b"file.db", "bytes"),
         ):

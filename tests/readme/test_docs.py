@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,18 @@ def test_a_program_prints_what_its_page_says(program: str, name: str, run: str, 
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = fork_server().run(f"{name}.py", cwd=tmp_path, environment=environment, one_stream=True, within_s=PATIENCE_S)
     assert (_comparable(ran.stdout), ran.returncode) == (_comparable(printed), 0)
+
+
+def test_the_tests_of_a_consumer_run_under_pytest_as_their_page_says(tmp_path: Path) -> None:
+    [program] = [
+        each for each, name, _, _ in _PROGRAM.findall((ROOT / "docs/testing.md").read_text()) if name == "test_shipping"
+    ]
+    [command] = re.findall(r"or: pytest (.*)", program)
+    (tmp_path / "test_shipping.py").write_text(program)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "3 passed" in ran.stdout, ran.stdout
 
 
 def _comparable(text: str) -> str:

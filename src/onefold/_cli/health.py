@@ -87,8 +87,10 @@ async def _answer(reader: asyncio.StreamReader, alive: Callable[[], Mapping[str,
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         return _response(400, {})
     page = path.partition("?")[0]
-    if page not in ("/healthz", "/metrics") or (page == "/metrics" and health.metrics is None):
+    if page not in ("/healthz", "/metrics"):
         return _response(404, {})
+    if page == "/metrics" and health.metrics is None:
+        return _response(404, {"missing": "prometheus_client is not installed: pip install 'onefold[prometheus]'"})
     if method not in ("GET", "HEAD"):
         return _response(405, {})
     if page == "/metrics":
@@ -103,7 +105,7 @@ def _metrics(method: str) -> bytes:
     return _write(200, generate_latest(), CONTENT_TYPE_LATEST, method)
 
 
-def _response(status: int, content: Mapping[str, float], method: str = "GET") -> bytes:
+def _response(status: int, content: Mapping[str, object], method: str = "GET") -> bytes:
     return _write(status, json.dumps(content).encode(), "application/json", method)
 
 

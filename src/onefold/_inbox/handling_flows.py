@@ -60,7 +60,8 @@ class HandlingFlows:
         given: object = message_id
         if not isinstance(given, str) or not given:
             raise ConfigurationError(
-                f"consumer {consumer!r}: message_id={given!r} must be a text, the same whenever the message comes"
+                f"consumer {consumer!r}: message_id={given!r} must be a text that is not empty, the same whenever the "
+                "message comes"
             )
         self._id = message_id
         self._who = identity_of(message_id, source)

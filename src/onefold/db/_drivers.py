@@ -188,6 +188,8 @@ def _is_async(database: object) -> bool:
 
 
 def _name(database: object) -> str:
+    if database is None:
+        return "None (is the variable set that has its URL?)"
     kind = type(database)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from onefold._app import AsyncOnefold, Onefold
 from onefold._kernel.effects import BatchItem, Boundary, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold.errors import ConfigurationError
+from onefold.testing._given import require_once
 
 __all__ = ["CommitEdge", "ProcessCrashed", "crash_at_commit"]
 
 CommitEdge: TypeAlias = Literal["before", "after"]
+
+_EDGES: Final[tuple[str, ...]] = get_args(CommitEdge)
 
 _one_at_a_time = threading.Lock()
 
@@ -30,8 +34,21 @@ class ProcessCrashed(Exception):
 def crash_at_commit(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[None]:
     """In this block the first request with a key that comes to its COMMIT crashes: `before` it, so that nothing of it
     stays, or `after` it, so that all of it stays and its client is not answered. `ProcessCrashed` is raised there; a
-    server makes an answer with status 500 of it, a test client may raise it."""
-    crash = _Crash(once._database, edge)
+    server makes an answer with status 500 of it, a test client may raise it. A block without such a request is an
+    AssertionError: its test has not tested a crash."""
+    with crashing(once, edge) as crash:
+        yield
+    if not crash.happened:
+        raise AssertionError("no request with a key of this Onefold has come to its COMMIT in this block: none crashed")
+
+
+@contextmanager
+def crashing(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[Crash]:
+    """The same for who asks by itself whether it has happened."""
+    require_once(once)
+    if edge not in _EDGES:
+        raise ConfigurationError(f"edge={edge!r} of a crash must be one of {', '.join(map(repr, _EDGES))}")
+    crash = Crash(once._database, edge)
     with _one_at_a_time:
         of_threads, of_tasks = ThreadExecutor.batch, TaskExecutor.batch
 
@@ -45,7 +62,7 @@ def crash_at_commit(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[
 
         _replace(batch, batch_of_task)
         try:
-            yield
+            yield crash
         finally:
             _replace(of_threads, of_tasks)
 
@@ -55,17 +72,19 @@ def _replace(batch: Any, batch_of_task: Any) -> None:
         setattr(executor, ThreadExecutor.batch.__name__, verb)
 
 
-class _Crash:
+class Crash:
     """Happens once."""
 
     def __init__(self, database: object, edge: CommitEdge) -> None:
         self._database = database
         self._edge = edge
         self._left = threading.Semaphore(1)
+        self.happened = False
 
     @contextmanager
     def around(self, database: object, items: Sequence[BatchItem]) -> Iterator[None]:
         due = database is self._database and _settles(items) and self._left.acquire(blocking=False)
+        self.happened |= due
         if due and self._edge == "before":
             raise ProcessCrashed("the process crashed before COMMIT")
         yield

@@ -24,7 +24,8 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.runners import run, run_async
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
-from onefold.testing.crashing import CommitEdge, ProcessCrashed, crash_at_commit
+from onefold.testing._given import require_once
+from onefold.testing.crashing import CommitEdge, ProcessCrashed, crashing
 
 __all__ = ["ContractBroken", "assert_idempotent"]
 
@@ -32,9 +33,9 @@ _RACERS_MAX: Final = 64
 _SHOWN_BYTES: Final = 1000
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.02
-_OF_A_BUSINESS_KEY: Final = (
-    "; where the row is single by a business key of the payload, give `json` a function that makes another payload for "
-    "each part"
+_HAPPENED_NOT: Final = (
+    "; does `count` look where the endpoint writes? Where the row is single by a business key of the payload, give "
+    "`json` a function that makes another payload for each part"
 )
 
 
@@ -80,6 +81,9 @@ def assert_idempotent(
     an `httpx.AsyncClient`; `count` may be a coroutine function then.
     """
     require("racers", racers, least=2, most=_RACERS_MAX, whole=True)
+    require_once(once)
+    if count is not None and not callable(count):
+        raise ConfigurationError(f"count={count!r} must be a function that counts, or None")
     make_json = cast(Callable[[], object], json) if callable(json) else lambda: json
     played = _PlayedContract(
         _TestSender(client, method, path, dict(headers or {})), once, make_json, other_json, count, racers
@@ -193,7 +197,7 @@ class _PlayedContract:
     async def _play_crash(self, edge: CommitEdge) -> None:
         part = f"crash {edge} COMMIT"
         key, json, before = uuid4().hex, self.make_json(), await self._count()
-        with crash_at_commit(self.once, edge):
+        with crashing(self.once, edge):
             try:
                 crashed = await self._send(key, json)
             except ProcessCrashed:
@@ -225,14 +229,16 @@ class _PlayedContract:
     async def _expect_growth(self, part: str, before: int | None, by: int) -> None:
         after = await self._count()
         if before is not None and after is not None and after - before != by:
-            way_out = _OF_A_BUSINESS_KEY if by and after == before else ""
+            way_out = _HAPPENED_NOT if by and after == before else ""
             raise ContractBroken(f"{part}: the effect happened {after - before} times, and {by} was expected{way_out}")
 
     @staticmethod
     def _expect_same(part: str, again: _PlayedAnswer, first: _PlayedAnswer) -> None:
         if (again.status, again.body, again.replayed) != (first.status, first.body, True):
-            _fail(part, f"the stored answer, {first}, with Idempotent-Replayed: true", again)
+            ran_again = again.succeeded and not again.replayed
+            way_out = "; is the endpoint marked, as `@once.idempotent()`, and installed?" if ran_again else ""
+            _fail(part, f"the stored answer, {first}, with Idempotent-Replayed: true", again, way_out)
 
 
-def _fail(part: str, expected: str, came: _PlayedAnswer) -> None:
-    raise ContractBroken(f"{part}: expected {expected}; came {came}")
+def _fail(part: str, expected: str, came: _PlayedAnswer, way_out: str = "") -> None:
+    raise ContractBroken(f"{part}: expected {expected}; came {came}{way_out}")

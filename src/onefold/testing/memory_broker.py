@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,7 @@ from onefold._kernel.telemetry.consumer_events import DeadLettered, Failed, Inbo
 from onefold._outbox.event_checks import check_key, check_topic, serialise
 from onefold.errors import ConfigurationError, OnefoldError
 from onefold.testing._collecting import CollectingTaskExecutor, CollectingThreadExecutor, relay_all
+from onefold.testing._given import require_once
 
 __all__ = ["AsyncMemoryBroker", "MemoryBroker", "NotHandled"]
 
@@ -67,9 +68,12 @@ class _SharedBroker:
 
     __test__ = False
 
+    _colour: ClassVar[type[Onefold | AsyncOnefold]]
+
     def __init__(self, once: Onefold | AsyncOnefold, *, source: str = "tests", raises: bool = True) -> None:
         """`once` is the application whose consumers it calls. `source` is that of what the test publishes. `raises`:
         what a handler raises is raised by the call; else it is only among the `events`, as in production."""
+        require_once(once, self._colour, instead="; MemoryBroker is for Onefold, AsyncMemoryBroker for AsyncOnefold")
         self._once: Any = once
         self._source = source
         self._raises = raises
@@ -171,6 +175,8 @@ class _SharedBroker:
 class MemoryBroker(_SharedBroker):
     """For `Onefold`. Its handlers run on the thread of the test."""
 
+    _colour = Onefold
+
     def publish(
         self,
         topic: str,
@@ -198,6 +204,8 @@ class MemoryBroker(_SharedBroker):
 
 class AsyncMemoryBroker(_SharedBroker):
     """For `AsyncOnefold`. Its handlers run in the task of the test."""
+
+    _colour = AsyncOnefold
 
     async def publish(
         self,

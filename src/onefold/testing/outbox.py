@@ -14,6 +14,7 @@ from onefold._app import AsyncOnefold, Onefold
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.runners import run, run_async
 from onefold.testing._collecting import CollectingTaskExecutor, CollectingThreadExecutor, relay_all
+from onefold.testing._given import require_once
 
 __all__ = ["drain"]
 
@@ -25,6 +26,7 @@ def drain(once: AsyncOnefold) -> Coroutine[Any, Any, list[Message]]: ...
 def drain(once: Onefold | AsyncOnefold) -> Any:
     """The events that have been published and are due, in their order. They are marked as published; no consumer is
     called. `await drain(once)` for an AsyncOnefold."""
+    require_once(once)
     taken: list[Message] = []
 
     def collect(messages: Sequence[Message]) -> Sequence[Confirm]:

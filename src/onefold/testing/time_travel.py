@@ -16,6 +16,7 @@ from onefold._kernel.effects import Batch, Boundary, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.runners import run, run_async
 from onefold._policy.ranges import require
+from onefold.testing._given import require_once
 
 __all__ = ["make_older"]
 
@@ -39,6 +40,7 @@ def make_older(once: Onefold | AsyncOnefold, seconds: float) -> Any:
     """Have all that is stored happened so many seconds earlier: keys, handled messages, dead letters, events. What was
     to happen in that time is due now. Leases and schedules stay as they are. `await make_older(...)` for an
     AsyncOnefold."""
+    require_once(once)
     require("seconds", seconds, least=0, most=100 * 365 * 86_400)
     flow = with_connection(lambda: _shift(once._database.dialect, milliseconds(seconds)))
     if isinstance(once, Onefold):
