@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from onefold._kernel.effects import Boundary, Nested, Statement
+from onefold._kernel.serial_thread import SerialThread
 from onefold.db.sqlite import async_sqlite
+from onefold.db.sqlite._connection import SqliteConnection
 from onefold.errors import TransactionMisused
 from tests.db.drivers import SQLITE_ASYNC
 from tests.db.gates import Gate
@@ -181,3 +183,25 @@ async def test_a_statement_that_is_cancelled_before_its_turn_is_not_executed(sta
         await connection.batch((INSERT, Boundary.COMMIT))
         await connection.release()
         assert stage.write() == [(1,), (7,)]
+
+
+async def test_a_connection_that_is_there_when_its_task_is_cancelled_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discarded = threading.Event()
+    monkeypatch.setattr(SqliteConnection, "discard", lambda self: discarded.set())
+    run = SerialThread.run
+
+    def run_and_cancel(self: SerialThread, *arguments: Any, **options: Any) -> asyncio.Future[Any]:
+        """The task is cancelled when it has its answer, and has not seen it yet: its own callback comes after ours."""
+        answer = run(self, *arguments, **options)
+        task = asyncio.current_task()
+        assert task is not None
+        answer.add_done_callback(lambda _: task.cancel())
+        return answer
+
+    monkeypatch.setattr(SerialThread, "run", run_and_cancel)
+    database = async_sqlite(tmp_path / "shop.db")
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(database.acquire())
+    assert await asyncio.to_thread(discarded.wait, PATIENCE_S)
