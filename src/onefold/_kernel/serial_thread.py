@@ -44,9 +44,23 @@ class SerialThread:
             threading.Thread(target=_run_jobs, args=(self._jobs,), name=self._name, daemon=True).start()
         self._jobs.put(job)
 
-    def run(self, function: Callable[[], T], *, on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """The function's result, to be awaited. `on_abandoned` gets it instead, on a thread, when no task waits any
-        more: the wait was cancelled, or its loop is closed."""
+    async def obtain(self, function: Callable[[], T], on_abandoned: Callable[[T], None]) -> T:
+        """The function's result, for one that must be disposed of. `on_abandoned` gets it instead, on a thread, when no
+        task waits any more: the wait was cancelled, or its loop is closed."""
+        answer = self._run(function, on_abandoned)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # Cancelled in the moment between the answer and its own next step, a task never sees what it waited for.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                _abandon(answer.result(), on_abandoned)
+            raise
+
+    def run(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """The function's result, to be awaited."""
+        return self._run(function, None)
+
+    def _run(self, function: Callable[[], T], on_abandoned: Callable[[T], None] | None) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._begun += 1
@@ -97,8 +111,13 @@ def _run(
 def _answer(answer: asyncio.Future[T], result: T, on_abandoned: Callable[[T], None] | None) -> None:
     if not answer.cancelled():
         answer.set_result(result)
-    elif on_abandoned is not None:  # not on its own thread: that has ended, or serves another request by now
-        threading.Thread(target=on_abandoned, args=(result,), name="onefold-abandoned", daemon=True).start()
+    elif on_abandoned is not None:
+        _abandon(result, on_abandoned)
+
+
+def _abandon(result: T, on_abandoned: Callable[[T], None]) -> None:
+    """Not on its own thread: that has ended, or serves another request by now."""
+    threading.Thread(target=on_abandoned, args=(result,), name="onefold-abandoned", daemon=True).start()
 
 
 def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:

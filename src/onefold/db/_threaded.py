@@ -132,7 +132,9 @@ class ThreadedDatabase(Generic[H, A]):
             leave = room.release
         thread = threads.idle.popleft() if threads.idle else SerialThread()
         try:
-            connection = self._at_hand() or await _take(thread, self._acquire)
+            connection = self._at_hand()
+            if connection is None:
+                connection = await thread.obtain(self._acquire, _discard)
         except BaseException:
             leave()
             thread.end()
@@ -279,18 +281,6 @@ class ThreadedConnection(Generic[H, A]):
         discarded = self._thread.run(partial(_discard, self._connection))
         discarded.add_done_callback(lambda _: self._leave())
         await asyncio.shield(discarded)
-
-
-async def _take(thread: SerialThread, acquire: Callable[[], Connection[H]]) -> Connection[H]:
-    # A cancelled wait may be given its connection later, when no task waits any more.
-    taking = thread.run(acquire, on_abandoned=_discard)
-    try:
-        return await taking
-    except asyncio.CancelledError:
-        # Or it had it already: a task that is cancelled before it goes on never sees what it waited for.
-        if taking.done() and not taking.cancelled() and taking.exception() is None:
-            thread.submit(partial(_discard, taking.result()))
-        raise
 
 
 def _release(connection: Connection[Any]) -> None:
