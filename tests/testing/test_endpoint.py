@@ -180,6 +180,15 @@ def test_control_a_defect_is_found_in_the_part_that_it_breaks(
     once.close()
 
 
+def test_an_endpoint_that_runs_again_may_not_be_marked(
+    naive: Callable[[str], TestClient], sqlite_path: Path, count: Callable[[], int]
+) -> None:
+    once = Onefold(sqlite_path)
+    with naive("forgets") as client, pytest.raises(ContractBroken, match=r"is the endpoint marked, as `@once.idempo"):
+        assert_idempotent(client, "POST", "/orders", json=JSON, once=once, count=count)
+    once.close()
+
+
 def test_control_a_write_beside_the_transaction_is_found_by_its_count(sqlite_path: Path, tmp_path: Path) -> None:
     once = AsyncOnefold(sqlite_path, principal=single_principal)
     written: list[str] = []
@@ -214,7 +223,7 @@ def test_a_row_under_a_business_key_wants_another_payload_for_each_part(sqlite_p
         with once.transaction() as tx:
             return int(tx.connection.execute("SELECT count(*) FROM invoices").fetchone()[0])
 
-    said = "race: the effect happened 0 times.*business key.*give `json` a function"
+    said = "race: the effect happened 0 times.*does `count` look where.*business key.*give `json` a function"
     with pytest.raises(ContractBroken, match=said):
         assert_idempotent(app.test_client(), "POST", "/invoices", json={"number": "I-0"}, once=once, count=invoices)
     numbers = (f"I-{number}" for number in range(1, 100))

@@ -78,13 +78,15 @@ class Crash:
     def __init__(self, database: object, edge: CommitEdge) -> None:
         self._database = database
         self._edge = edge
-        self._left = threading.Semaphore(1)
-        self.happened = False
+        self._struck = threading.Lock()
+
+    @property
+    def happened(self) -> bool:
+        return self._struck.locked()
 
     @contextmanager
     def around(self, database: object, items: Sequence[BatchItem]) -> Iterator[None]:
-        due = database is self._database and _settles(items) and self._left.acquire(blocking=False)
-        self.happened |= due
+        due = database is self._database and _settles(items) and self._struck.acquire(blocking=False)
         if due and self._edge == "before":
             raise ProcessCrashed("the process crashed before COMMIT")
         yield
