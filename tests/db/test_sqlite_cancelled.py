@@ -190,7 +190,7 @@ async def test_a_connection_that_is_there_when_its_task_is_cancelled_is_closed(
 ) -> None:
     discarded = threading.Event()
     monkeypatch.setattr(SqliteConnection, "discard", lambda self: discarded.set())
-    run = SerialThread._run
+    run = SerialThread.run
 
     def run_and_cancel(self: SerialThread, *arguments: Any, **options: Any) -> asyncio.Future[Any]:
         """The task is cancelled when it has its answer, and has not seen it yet: its own callback comes after ours."""
@@ -200,7 +200,7 @@ async def test_a_connection_that_is_there_when_its_task_is_cancelled_is_closed(
         answer.add_done_callback(lambda _: task.cancel())
         return answer
 
-    monkeypatch.setattr(SerialThread, "_run", run_and_cancel)
+    monkeypatch.setattr(SerialThread, "run", run_and_cancel)
     database = async_sqlite(tmp_path / "shop.db")
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(database.acquire())

@@ -47,7 +47,7 @@ class SerialThread:
     async def obtain(self, function: Callable[[], T], on_abandoned: Callable[[T], None]) -> T:
         """The function's result, for one that must be disposed of. `on_abandoned` gets it instead, on a thread, when no
         task waits any more: the wait was cancelled, or its loop is closed."""
-        answer = self._run(function, on_abandoned)
+        answer = self.run(function, on_abandoned)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -56,11 +56,8 @@ class SerialThread:
                 _abandon(answer.result(), on_abandoned)
             raise
 
-    def run(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """The function's result, to be awaited."""
-        return self._run(function, None)
-
-    def _run(self, function: Callable[[], T], on_abandoned: Callable[[T], None] | None) -> asyncio.Future[T]:
+    def run(self, function: Callable[[], T], on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """The function's result, to be awaited. What is to be disposed of is had by `obtain`."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._begun += 1

@@ -3,16 +3,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from onefold.errors import StoreUnavailable
+from onefold.sagas import SagaEngine, SagaStatus, SagaUnknown
 from onefold.testing.servers import PrivateRestate
+from tests.saga.conformance.sagas import patient
 from tests.saga.kills.killing import POINTS, judge
 from tests.saga.kills.server_killing import Target, Victim, kill_and_go_on, restate_target, temporal_target
+from tests.saga.server_engines import RestateOpener
+from tests.support.patience import PATIENCE_S
 from tests.support.temporal_server import PrivateTemporal
 from tests.testing.servers.missing import unless_missing
+from tests.testing.servers.processes import ends
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +75,33 @@ def test_a_saga_on_temporal_ends_as_if_nothing_had_died(
 ) -> None:
     outside = kill_and_go_on(temporal_there, tmp_path / "world.db", mode, at, victim)
     assert judge(outside, mode) == []
+
+
+async def test_a_saga_is_never_unknown_to_a_restate_that_comes_back(mortal_restate: PrivateRestate) -> None:
+    """It answers queries before it has read its log again, and then lists nothing."""
+    opener = RestateOpener(mortal_restate)
+    with closing(opener):
+        for round_number in range(3):
+            async with opener([patient]) as engine:
+                saga_id = f"outlives-{round_number}"
+                await engine.start(patient, saga_id, {"item": "book"})
+                os.kill(mortal_restate.pid, signal.SIGKILL)
+                assert ends(mortal_restate.pid)
+                restarting = asyncio.create_task(asyncio.to_thread(mortal_restate.restart))
+                async with asyncio.timeout(PATIENCE_S):
+                    statuses = await asyncio.gather(*(_first_status(engine, saga_id) for _ in range(4)))
+                    await restarting
+                assert {status.saga for status in statuses} == {patient.name}
+                with pytest.raises(SagaUnknown, match="no saga 'never-started'"):
+                    await engine.status("never-started")
+
+
+async def _first_status(engine: SagaEngine, saga_id: str) -> SagaStatus:
+    while True:
+        try:
+            return await engine.status(saga_id)
+        except StoreUnavailable:
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from onefold._kernel.clock import monotonic_s
 from onefold._kernel.extras import missing_extra
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
@@ -27,6 +28,8 @@ _ANSWER_S_MAX: Final = 30.0
 _SERVED_S_MAX: Final = 5.0
 #: How long one request waits for a result before the next one does. Proxies cut connections silent for a minute.
 ATTACH_S: Final = 45.0
+#: How often an answer is looked for that a server does not have yet.
+_LATE_S: Final = 0.2
 
 
 class RestateApi:
@@ -81,20 +84,33 @@ class RestateApi:
             return False
         return True
 
-    async def attach(self, saga_id: str) -> httpx.Response | None:
+    async def attach(self, saga_id: str, *, wait_s: float = ATTACH_S) -> httpx.Response | None:
         """The outcome of the workflow; None: it has not ended yet."""
         url = f"{self._ingress}/restate/workflow/{self._service}/{quote(saga_id, safe='')}/attach"
         try:
-            return await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=ATTACH_S))
+            return await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=wait_s))
         except httpx.ReadTimeout:
             return None
         except httpx.TransportError as error:
             raise _unavailable(url, error) from error
 
     async def invocation(self, saga_id: str) -> Mapping[str, Any] | None:
-        """The invocation of a saga at Restate, if there is one."""
-        found = await self.invocations(f"target_service_key = {_literal(saga_id)}", limit=1)
-        return found[0] if found else None
+        """The invocation of a saga at Restate, if there is one.
+
+        A server that has just begun answers queries before it has read its log to the end, as if there were nothing:
+        only its ingress, which waits for that, says that there is none.
+        """
+        give_up_at = monotonic_s() + _ANSWER_S_MAX
+        while not (found := await self.invocations(f"target_service_key = {_literal(saga_id)}", limit=1)):
+            answer = await self.attach(saga_id, wait_s=_LATE_S)
+            if answer is not None and answer.status_code == 404:
+                return None
+            if monotonic_s() > give_up_at:
+                raise StoreUnavailable(
+                    f"Restate at {self._admin} does not list saga {saga_id!r}, and its ingress has it"
+                )
+            await asyncio.sleep(_LATE_S)
+        return found[0]
 
     async def invocations(self, where: str = "true", *, limit: int) -> Sequence[Mapping[str, Any]]:
         """The newest invocations of the service."""
