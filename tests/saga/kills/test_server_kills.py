@@ -14,6 +14,7 @@ import pytest
 
 from onefold.errors import StoreUnavailable
 from onefold.sagas import SagaEngine, SagaStatus, SagaUnknown
+from onefold.telemetry import Event, SagaEnded
 from onefold.testing.servers import PrivateRestate
 from tests.saga.conformance.sagas import patient
 from tests.saga.kills.killing import POINTS, judge
@@ -78,11 +79,12 @@ def test_a_saga_on_temporal_ends_as_if_nothing_had_died(
 
 
 async def test_a_saga_is_never_unknown_to_a_restate_that_comes_back(mortal_restate: PrivateRestate) -> None:
-    """It answers queries before it has read its log again, and then lists nothing."""
+    """It answers queries before it has read its log again, and then lists nothing. The saga has not stopped, either."""
+    heard: list[Event] = []
     opener = RestateOpener(mortal_restate)
     with closing(opener):
         for round_number in range(3):
-            async with opener([patient]) as engine:
+            async with opener([patient], listener=heard.append) as engine:
                 saga_id = f"outlives-{round_number}"
                 await engine.start(patient, saga_id, {"item": "book"})
                 os.kill(mortal_restate.pid, signal.SIGKILL)
@@ -94,6 +96,9 @@ async def test_a_saga_is_never_unknown_to_a_restate_that_comes_back(mortal_resta
                 assert {status.saga for status in statuses} == {patient.name}
                 with pytest.raises(SagaUnknown, match="no saga 'never-started'"):
                     await engine.status("never-started")
+                await engine.signal(saga_id, "paid", 1)
+                assert await engine.result(saga_id, timeout_s=PATIENCE_S) == 1
+    assert [event.outcome for event in heard if isinstance(event, SagaEnded)] == ["completed"] * 3
 
 
 async def _first_status(engine: SagaEngine, saga_id: str) -> SagaStatus:

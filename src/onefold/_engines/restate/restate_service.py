@@ -27,6 +27,7 @@ try:
     import restate
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
+    from restate.server_context import DisconnectedException
 except ModuleNotFoundError as error:
     raise missing_extra(error, "restate") from None
 
@@ -78,6 +79,9 @@ def make_service(
         try:
             outcome = await run_saga(definition, start, context, listener=listener, stuck=stuck)
         except EngineFault as fault:
+            if isinstance(fault.__cause__, DisconnectedException):
+                # The server restarts, or the way to it is cut: the saga goes on when it is back, and has not stopped.
+                raise fault.__cause__ from None
             # Without its cause: the SDK looks for a TerminalError among causes, and ends the workflow for one.
             raise stop(fault) from None
         report_end(listener, start, outcome)
