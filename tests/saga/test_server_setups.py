@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import closing
 from typing import Any
 
 import httpx
@@ -12,13 +11,12 @@ import pytest
 from hypercorn.asyncio import serve
 
 from onefold._engines.restate import restate_service
-from onefold._engines.restate.restate_api import RestateApi
 from onefold.errors import ConfigurationError, StoreUnavailable
 from onefold.sagas.restate import Restate
 from onefold.sagas.temporal import Temporal
 from onefold.testing.fault_proxy import HOST, reserve_port
 from onefold.testing.servers import PrivateRestate
-from tests.saga.conformance.sagas import order, patient
+from tests.saga.conformance.sagas import order
 from tests.saga.server_engines import RestateOpener, TemporalOpener
 from tests.support.patience import PATIENCE_S
 from tests.support.temporal_server import PrivateTemporal
@@ -110,21 +108,6 @@ async def test_a_start_is_known_for_weeks(restate: PrivateRestate) -> None:
         )
     opener.close()
     assert {*found.values()} == {"PT2592000S"}
-
-
-async def test_a_saga_that_the_server_has_and_does_not_list_is_no_unknown_one(
-    restate: PrivateRestate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def lists_nothing(*_: Any, **__: Any) -> list[Any]:
-        return []
-
-    monkeypatch.setattr("onefold._engines.restate.restate_api._ANSWER_S_MAX", 1.0)
-    with closing(RestateOpener(restate)) as opener:
-        async with opener([patient]) as engine:
-            await engine.start(patient, "unlisted", {"item": "book"})
-            monkeypatch.setattr(RestateApi, "invocations", lists_nothing)
-            with pytest.raises(StoreUnavailable, match="does not list saga 'unlisted', and its ingress has it"):
-                await engine.status("unlisted")
 
 
 async def test_requests_that_the_server_did_not_sign_are_refused(restate: PrivateRestate) -> None:

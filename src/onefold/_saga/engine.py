@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from onefold._kernel.results import result_type_of
 from onefold._kernel.telemetry import Listeners, are_listeners, join
@@ -117,20 +117,26 @@ class SagaEngine(ABC):
         return decode(outcome["result"], annotation, what=f"the result of saga {saga_id!r}")
 
     async def _wait_for_end(self, saga_id: str) -> Json:
-        """The outcome. Engines report an end only, so the status is polled for a stop: SagaStopped."""
+        """The outcome. Engines report an end only, so the status is polled for a stop beside: SagaStopped."""
         ending = asyncio.ensure_future(self._outcome(saga_id))
-        look_s = _LOOK_S
+        stopping = asyncio.ensure_future(self._wait_for_stop(saga_id))
         try:
-            while not (await asyncio.wait({ending}, timeout=look_s))[0]:
-                with suppress(StoreUnavailable):  # a restarting engine has the status when it is back
-                    status = await self.status(saga_id)
-                    if status.state == "stopped" and not ending.done():
-                        raise SagaStopped(saga_id, status.error or "")
-                look_s = min(2 * look_s, _LOOK_S_MAX)
-            return ending.result()
+            await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return ending.result() if ending.done() else stopping.result()
         finally:
             ending.cancel()
-            await asyncio.wait({ending})
+            stopping.cancel()
+            await asyncio.gather(ending, stopping, return_exceptions=True)
+
+    async def _wait_for_stop(self, saga_id: str) -> NoReturn:
+        look_s = _LOOK_S
+        while True:
+            await asyncio.sleep(look_s)
+            with suppress(StoreUnavailable):  # a restarting engine has the status when it is back
+                status = await self.status(saga_id)
+                if status.state == "stopped":
+                    raise SagaStopped(saga_id, status.error or "")
+            look_s = min(2 * look_s, _LOOK_S_MAX)
 
     async def retry(self, saga_id: str) -> bool:
         """Resume a stopped saga with the present code. False: it has ended. SagaNotStopped: it goes on by itself.

@@ -28,7 +28,7 @@ _ANSWER_S_MAX: Final = 30.0
 _SERVED_S_MAX: Final = 5.0
 #: How long one request waits for a result before the next one does. Proxies cut connections silent for a minute.
 ATTACH_S: Final = 45.0
-#: How often an answer is looked for that a server does not have yet.
+#: How long until a server that has just begun is asked again.
 _LATE_S: Final = 0.2
 
 
@@ -84,15 +84,16 @@ class RestateApi:
             return False
         return True
 
-    async def attach(self, saga_id: str, *, wait_s: float = ATTACH_S) -> httpx.Response | None:
-        """The outcome of the workflow; None: it has not ended yet."""
-        url = f"{self._ingress}/restate/workflow/{self._service}/{quote(saga_id, safe='')}/attach"
+    async def attach(self, saga_id: str) -> Json:
+        """Wait for what the workflow returns. None: it has not returned yet, or what came is no answer of its."""
+        url = self._workflow(saga_id, "attach")
         try:
-            return await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=wait_s))
+            answer = await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=ATTACH_S))
         except httpx.ReadTimeout:
             return None
         except httpx.TransportError as error:
             raise _unavailable(url, error) from error
+        return answer.json() if answer.is_success else None
 
     async def invocation(self, saga_id: str) -> Mapping[str, Any] | None:
         """The invocation of a saga at Restate, if there is one.
@@ -102,12 +103,13 @@ class RestateApi:
         """
         give_up_at = monotonic_s() + _ANSWER_S_MAX
         while not (found := await self.invocations(f"target_service_key = {_literal(saga_id)}", limit=1)):
-            answer = await self.attach(saga_id, wait_s=_LATE_S)
-            if answer is not None and answer.status_code == 404:
+            answer = await self._send("GET", self._workflow(saga_id, "output"))
+            if _is_missing(answer):
                 return None
             if monotonic_s() > give_up_at:
                 raise StoreUnavailable(
-                    f"Restate at {self._admin} does not list saga {saga_id!r}, and its ingress has it"
+                    f"Restate at {self._admin} does not list saga {saga_id!r}, and its ingress does not say that there "
+                    f"is none, but {answer.status_code}: {answer.text[:500]}"
                 )
             await asyncio.sleep(_LATE_S)
         return found[0]
@@ -152,11 +154,14 @@ class RestateApi:
     ) -> httpx.Response:
         url = f"{self._ingress}/{self._service}/{quote(saga_id, safe='')}/{handler}"
         answer = await self._send("POST", url, data=data, headers=headers)
-        if answer.status_code == 404:
+        if _is_missing(answer):
             raise ConfigurationError(
                 f"Restate at {self._ingress} has no service {self._service!r}: an engine with listen= registers it"
             )
         return _check_answer(answer)
+
+    def _workflow(self, saga_id: str, what: str) -> str:
+        return f"{self._ingress}/restate/workflow/{self._service}/{quote(saga_id, safe='')}/{what}"
 
     async def _query(self, sql: str) -> Sequence[Mapping[str, Any]]:
         headers = {"accept": "application/json"}
@@ -171,6 +176,17 @@ class RestateApi:
             return await self._client.request(method, url, json=data, headers=headers)
         except httpx.TransportError as error:
             raise _unavailable(url, error) from error
+
+
+def _is_missing(answer: httpx.Response) -> bool:
+    """Whether Restate itself says so: a proxy has pages of its own for what it does not reach."""
+    if answer.status_code != 404:
+        return False
+    try:
+        told = answer.json()
+    except ValueError:
+        return False
+    return isinstance(told, dict) and told.get("code") == 404
 
 
 def _check_answer(answer: httpx.Response) -> httpx.Response:

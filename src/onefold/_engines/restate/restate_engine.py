@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from onefold._engines.restate.restate_api import ACTION, SIGNAL, RestateApi
 from onefold._engines.restate.restate_context import CANCEL
-from onefold._engines.restate.restate_journal import SagaJournal, end_without_outcome, read_journals, status_of
+from onefold._engines.restate.restate_journal import (
+    SagaJournal,
+    describe_kill,
+    end_without_outcome,
+    read_journals,
+    status_of,
+)
 from onefold._engines.restate.restate_service import ServiceEndpoint, make_service
 from onefold._engines.restate.running_steps import RunningSteps
 from onefold._kernel.clock import wall_ms
@@ -108,21 +115,16 @@ class Restate(SagaEngine):
 
     async def _outcome(self, saga_id: str) -> Json:
         while True:
-            try:
-                answer = await self._api.attach(saga_id)
-            except StoreUnavailable:
-                # A server that restarts has the result when it is back.
-                await asyncio.sleep(_AWAY_S)
-                continue
-            if answer is None:
-                continue
-            if answer.is_success:
-                return answer.json()
-            if answer.status_code == 404:
-                raise _unknown(saga_id)
-            if (outcome := end_without_outcome(answer.text)) is not None:
-                return outcome
-            raise SagaStopped(saga_id, f"it was ended in Restate, and nothing was undone: {answer.text[:500]}")
+            # A server that restarts has the result when it is back.
+            with suppress(StoreUnavailable):
+                if (outcome := await self._api.attach(saga_id)) is not None:
+                    return outcome
+                # Another answer may be a proxy's, which has no part in the saga: its end is what Restate lists.
+                if failure := (await self._find(saga_id)).get("completion_failure"):
+                    if (outcome := end_without_outcome(failure)) is None:
+                        raise SagaStopped(saga_id, describe_kill(failure))
+                    return outcome
+            await asyncio.sleep(_AWAY_S)
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
         await self._find(saga_id)

@@ -58,10 +58,10 @@ def read_journals(rows: Iterable[Mapping[str, Any]]) -> dict[str, SagaJournal]:
 def status_of(invocation: Mapping[str, Any], journal: SagaJournal) -> SagaStatus:
     """The status of an invocation's saga."""
     outcome, stopped = journal.outcome, None
-    if invocation["status"] == "completed":
-        outcome = outcome or end_without_outcome(invocation.get("completion_failure") or "")
-        if outcome is None:
-            stopped = f"killed in Restate, and nothing was undone: {invocation.get('completion_failure')}"
+    if invocation["status"] == "completed" and outcome is None:
+        failure = invocation.get("completion_failure") or ""
+        outcome = end_without_outcome(failure)
+        stopped = None if outcome is not None else describe_kill(failure)
     elif invocation["status"] in _HALTED and invocation.get("last_failure_error_code") not in _NOT_THE_CODES:
         stopped = _LAST_FAILURE.sub("", str(invocation.get("last_failure") or "paused in Restate"))
     state, error = judge(outcome, settled(journal.history), stopped)
@@ -83,6 +83,11 @@ def end_without_outcome(failure: str) -> Json:
     if "cancel" not in failure:
         return None
     return {"outcome": "compensated", "error": "cancelled before it began", "cancelled": True}
+
+
+def describe_kill(failure: str) -> str:
+    """Why a saga has stopped whose workflow was killed."""
+    return f"killed in Restate, and nothing was undone: {failure}"
 
 
 def _read(rows: Sequence[Mapping[str, Any]]) -> SagaJournal:
