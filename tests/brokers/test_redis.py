@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from onefold._kernel.messages import Message
 from onefold.brokers.redis import RedisBroker, is_idempotent
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers import PrivateValkey
 from tests.support.patience import PATIENCE_S
 
@@ -257,3 +258,33 @@ def test_settings_out_of_range_are_named(settings: dict[str, Any], named: str) -
     with pytest.raises(ConfigurationError) as refusal:
         RedisBroker("redis://127.0.0.1", **settings)
     assert named in str(refusal.value)
+
+
+async def test_a_right_that_is_missing_is_no_stream_that_is_gone(misconfigured: PrivateValkey, prefix: str) -> None:
+    async with opened(misconfigured, prefix) as whole:
+        await whole.subscribe("mailer", ["orders"])
+    async with Redis.from_url(misconfigured.url, protocol=2) as client:
+        await client.acl_setuser(
+            "reader",
+            enabled=True,
+            passwords=["+secret"],
+            keys=["*"],
+            categories=["+@all"],
+            commands=["-xgroup|destroy"],
+        )
+    limited = RedisBroker(f"redis://reader:secret@{HOST}:{misconfigured.port}", prefix=prefix, confirm_s=PATIENCE_S)
+    await limited.open()
+    try:
+        with pytest.raises(BrokerUnavailable, match="permission"):
+            await limited.remove("mailer")
+        with pytest.raises(BrokerUnavailable, match="permission"):
+            await limited.unsubscribe("mailer", ["orders"])
+        assert [each.consumer for each in await limited.subscriptions(["mailer"])] == ["mailer"]
+    finally:
+        await limited.close()
+
+
+async def test_a_stream_that_is_gone_has_nothing_to_unsubscribe(valkey: PrivateValkey, prefix: str) -> None:
+    async with opened(valkey, prefix) as broker:
+        await broker.unsubscribe("mailer", ["never-there"])
+        assert await broker.remove("mailer") is None

@@ -4,6 +4,7 @@ in the driver's thread otherwise, with the write lock of the whole database."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -189,8 +190,13 @@ async def test_a_connection_that_is_there_when_its_task_is_cancelled_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discarded = threading.Event()
-    monkeypatch.setattr(SqliteConnection, "discard", lambda self: discarded.set())
-    run = SerialThread.run
+    discard, run = SqliteConnection.discard, SerialThread.run
+
+    def discard_and_tell(self: SqliteConnection) -> None:
+        discard(self)
+        discarded.set()
+
+    monkeypatch.setattr(SqliteConnection, "discard", discard_and_tell)
 
     def run_and_cancel(self: SerialThread, *arguments: Any, **options: Any) -> asyncio.Future[Any]:
         """The task is cancelled when it has its answer, and has not seen it yet: its own callback comes after ours."""
@@ -205,3 +211,10 @@ async def test_a_connection_that_is_there_when_its_task_is_cancelled_is_closed(
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(database.acquire())
     assert await asyncio.to_thread(discarded.wait, PATIENCE_S)
+    assert str(tmp_path / "shop.db") not in _open_files()
+    monkeypatch.undo()
+    await database.close()
+
+
+def _open_files() -> set[str]:
+    return {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}

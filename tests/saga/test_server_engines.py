@@ -13,7 +13,8 @@ import pytest
 from restate import TerminalError
 from temporalio.exceptions import ApplicationError
 
-from onefold.sagas import Compensated, Saga, saga
+from onefold.sagas import Compensated, Saga, SagaStatus, SagaUnknown, saga
+from onefold.sagas.temporal import Temporal
 from tests.saga.conformance.cases import compensated, recorded, retry, seen, until
 from tests.saga.conformance.sagas import (
     QUICK,
@@ -31,6 +32,7 @@ from tests.saga.conformance.sagas import (
 )
 from tests.saga.server_engines import Opener, RestateOpener, TemporalOpener
 from tests.support.patience import PATIENCE_S
+from tests.support.temporal_server import PrivateTemporal
 
 _numbers = itertools.count(1)
 
@@ -266,3 +268,26 @@ async def test_a_signal_waits_for_the_process_that_is_not_there(
         await engine.signal(saga_id, "paid", "card")
     async with opener([patient]) as engine:
         assert await engine.result(saga_id, timeout_s=PATIENCE_S) == "card"
+
+
+async def test_a_saga_that_temporal_has_deleted_and_still_lists_is_left_out(
+    temporal: PrivateTemporal, saga_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with TemporalOpener(temporal)([order]) as engine:
+        for each in ("deleted", "kept"):
+            await engine.start(order, f"{saga_id}-{each}", {"item": "book"})
+            await engine.result(f"{saga_id}-{each}", timeout_s=PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:  # its lists follow a moment later
+                if len(await engine.list()) == 2:
+                    break
+                await asyncio.sleep(0.05)
+        status = type(engine).status
+
+        async def status_of_kept(self: Temporal, saga_id: str) -> SagaStatus:
+            if saga_id.endswith("-deleted"):
+                raise SagaUnknown(saga_id)
+            return await status(self, saga_id)
+
+        monkeypatch.setattr(Temporal, "status", status_of_kept)
+        assert [each.saga_id for each in await engine.list()] == [f"{saga_id}-kept"]

@@ -137,6 +137,8 @@ class Naive:
             if kept != body and self.defect != "mixes up":
                 return Response(status_code=422)
             return Response(stored, 201, {"Idempotent-Replayed": "true"})
+        if self.defect == "fails later" and len(self.answers) == 2:
+            return Response(status_code=500)
         if self.defect == "races" and len(self.answers) == 1:
             self.meeting.wait(60)
         with closing(sqlite3.connect(self.path)) as connection:
@@ -168,6 +170,7 @@ def naive(sqlite_path: Path) -> Callable[[str], TestClient]:
         ("mixes up", "mismatch: expected 422"),
         ("races", "race: 4 of 4 requests under one key ran, and one must"),
         ("", "crash before COMMIT: the request was answered, 201"),
+        ("fails later", "crash before COMMIT: the request was answered, 500"),
     ],
 )
 def test_control_a_defect_is_found_in_the_part_that_it_breaks(

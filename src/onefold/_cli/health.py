@@ -88,11 +88,12 @@ async def _answer(reader: asyncio.StreamReader, alive: Callable[[], Mapping[str,
         return _response(400, {})
     page = path.partition("?")[0]
     if page not in ("/healthz", "/metrics"):
-        return _response(404, {})
+        return _response(404, {}, method)
     if page == "/metrics" and health.metrics is None:
-        return _response(404, {"missing": "prometheus_client is not installed: pip install 'onefold[prometheus]'"})
+        missing = "prometheus_client is not installed: pip install 'onefold[prometheus]'"
+        return _response(404, {"missing": missing}, method)
     if method not in ("GET", "HEAD"):
-        return _response(405, {})
+        return _response(405, {}, method)
     if page == "/metrics":
         return _metrics(method)
     turns = {name: round(seconds, 3) for name, seconds in alive().items()}

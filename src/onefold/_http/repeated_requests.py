@@ -14,6 +14,7 @@ import io
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from onefold._http.request import COMPLETING, Completing, Request
 from onefold._http.request_identity import operations_of
 from onefold._http.stored_request import StoredRequest, read_request
 from onefold._http.wsgi import request_of
+from onefold._kernel.serial_thread import call_in_thread
 from onefold._steps.completer import ATTEMPT_S, Abandoned, CompletionAttempt
 from onefold._steps.sealing import Sealing, request_context
 from onefold.errors import ConfigurationError, OnefoldError
@@ -48,7 +50,7 @@ class RequestRepeater:
             return found
         installed, source, body = found
         if installed.protocol == "wsgi":
-            return await asyncio.to_thread(_call_wsgi, installed.app, source, self._attempt_s)
+            return await call_in_thread(partial(_call_wsgi, installed.app, source, self._attempt_s))
         return await _call_asgi(installed.app, source, body, self._attempt_s)
 
     def attempt(self, work: Abandoned) -> CompletionAttempt:

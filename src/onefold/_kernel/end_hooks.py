@@ -82,12 +82,5 @@ class ThreadHook:
     async def __call__(self) -> Any:
         from onefold._kernel.serial_thread import SerialThread
 
-        result = await SerialThread("onefold-hook").run(partial(copy_context().run, _contain, self.func))
+        result = await SerialThread("onefold-hook").run(partial(copy_context().run, self.func))
         return await result if inspect.isawaitable(result) else result
-
-
-def _contain(hook: Callable[[], Any]) -> Any:
-    try:
-        return hook()
-    except StopIteration as error:  # no future takes one
-        raise RuntimeError(f"a hook raised StopIteration: {error}") from error

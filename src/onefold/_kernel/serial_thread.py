@@ -14,6 +14,24 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+async def call_in_thread(function: Callable[[], T]) -> T:
+    """`asyncio.to_thread`, for a function of the application's: it may raise StopIteration."""
+
+    def call() -> T:
+        try:
+            return function()
+        except StopIteration as error:
+            raise _as_runtime_error(error) from error
+
+    return await asyncio.to_thread(call)
+
+
+def _as_runtime_error(error: StopIteration) -> RuntimeError:
+    """As it leaves a generator. No future takes a StopIteration: what awaits it would wait for ever, with all it holds.
+    A `next(...)` that finds nothing raises one."""
+    return RuntimeError(f"a function on a thread raised StopIteration({error}), as next() does that finds nothing")
+
+
 class SerialThread:
     """One thread that runs the jobs submitted to it, in order.
 
@@ -45,19 +63,19 @@ class SerialThread:
         self._jobs.put(job)
 
     async def obtain(self, function: Callable[[], T], on_abandoned: Callable[[T], None]) -> T:
-        """The function's result, for one that must be disposed of. `on_abandoned` gets it instead, on a thread, when no
-        task waits any more: the wait was cancelled, or its loop is closed."""
+        """The function's result, where somebody must dispose of it. `on_abandoned` gets it instead, on a thread, when
+        no task waits any more: the wait was cancelled, or its loop is closed."""
         answer = self.run(function, on_abandoned)
         try:
             return await answer
-        except asyncio.CancelledError:
-            # Cancelled in the moment between the answer and its own next step, a task never sees what it waited for.
+        except (asyncio.CancelledError, GeneratorExit):
+            # Ended after the result was set and before it went on, the task never sees what it waited for.
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 _abandon(answer.result(), on_abandoned)
             raise
 
     def run(self, function: Callable[[], T], on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """The function's result, to be awaited. What is to be disposed of is had by `obtain`."""
+        """The function's result, to be awaited; by `obtain` where somebody must dispose of it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._begun += 1
@@ -113,10 +131,14 @@ def _answer(answer: asyncio.Future[T], result: T, on_abandoned: Callable[[T], No
 
 
 def _abandon(result: T, on_abandoned: Callable[[T], None]) -> None:
-    """Not on its own thread: that has ended, or serves another request by now."""
+    """Not on its own thread: that ends, or serves another request."""
     threading.Thread(target=on_abandoned, args=(result,), name="onefold-abandoned", daemon=True).start()
 
 
 def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if isinstance(error, StopIteration):
+        refused = _as_runtime_error(error)
+        refused.__cause__ = error
+        error = refused
     if not answer.cancelled():
         answer.set_exception(error)

@@ -67,6 +67,9 @@ def check_headers(topic: str, headers: Mapping[str, str]) -> dict[str, str]:
     """A copy: the application may go on to change its own."""
     if not headers:
         return {}
+    given: object = headers
+    if not isinstance(given, Mapping):
+        raise MessageInvalid(f"headers={headers!r} of an event on {topic!r} must be a mapping of names to texts")
     for name, value in headers.items():
         named: object = name
         if not isinstance(named, str) or not _HEADER_NAME.fullmatch(name) or name.startswith(_RESERVED):

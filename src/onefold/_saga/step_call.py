@@ -13,9 +13,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from onefold._kernel.results import result_type_of
+from onefold._kernel.serial_thread import call_in_thread
 from onefold._kernel.telemetry import Listener, emit
 from onefold._kernel.telemetry.saga_events import AttemptOutcome, SagaStepAttempted, SagaStuck
 from onefold._kernel.tracing import tracer_of
@@ -147,7 +149,7 @@ class StepCall:
             else:
                 # The thread has this context, and so the step's keys. Without the limit: a thread cannot be broken off,
                 # and the next attempt, or the compensation, would run beside it.
-                value = await asyncio.to_thread(self._call_in_thread, args)
+                value = await call_in_thread(partial(self._call_in_thread, args))
                 if not inspect.isawaitable(value):
                     return value
             async with asyncio.timeout(self.retry.attempt_s):

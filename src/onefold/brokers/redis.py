@@ -37,6 +37,8 @@ __all__ = ["RedisBroker"]
 
 #: Below this version a server has no idempotent XADD. Valkey calls itself 7.2.4.
 _IDEMPOTENT_SINCE: Final = (8, 6)
+#: What Redis and Valkey answer for a stream that is not there.
+_GONE: Final = ("no such key", "requires the key to exist")
 _TROUBLE: Final = (RedisError, OSError, TimeoutError)
 
 
@@ -153,7 +155,7 @@ class RedisBroker:
         topics: dict[str, list[str]] = {}
         waiting: dict[str, int | None] = {}
         for key in await self._streams():
-            for group in await self.ask("XINFO GROUPS", key):
+            for group in await self._administer("XINFO GROUPS", key) or ():
                 name, count = group["name"].decode(), _waiting(group)
                 topics.setdefault(name, []).append(key.removeprefix(f"{self._prefix}:"))
                 before = waiting.get(name, 0)
@@ -166,7 +168,7 @@ class RedisBroker:
     async def remove(self, consumer: str) -> int | None:
         dropped: int | None = None
         for key in await self._streams():
-            for group in await self.ask("XINFO GROUPS", key):
+            for group in await self._administer("XINFO GROUPS", key) or ():
                 if group["name"].decode() == consumer and await self._destroy(key, consumer):
                     dropped = (dropped or 0) + (_waiting(group) or 0)
         return dropped
@@ -180,10 +182,17 @@ class RedisBroker:
             raise self.unavailable(error) from error
 
     async def _destroy(self, key: str, group: str) -> bool:
+        return bool(await self._administer("XGROUP", "DESTROY", key, group))
+
+    async def _administer(self, *command: Any) -> Any:
+        """A command on a stream that may be gone: then None. A right that is missing, or a server that only reads
+        after a failover, is not taken for that."""
         try:
-            return bool(await self.ask("XGROUP", "DESTROY", key, group))
-        except ResponseError:  # no such stream
-            return False
+            return await self.ask(*command)
+        except ResponseError as error:
+            if any(gone in str(error) for gone in _GONE):
+                return None
+            raise self.unavailable(error) from error
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -7,7 +7,7 @@ from onefold.errors import ConfigurationError
 
 
 def require_once(once: object, *kinds: type[Onefold | AsyncOnefold], instead: str = "") -> None:
-    """That it is the application's Onefold, of one of these kinds (by default of either)."""
+    """Raise ConfigurationError unless it is the application's Onefold, of one of these kinds (by default of either)."""
     kinds = kinds or (Onefold, AsyncOnefold)
     if not isinstance(once, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)

@@ -23,7 +23,9 @@ CommitEdge: TypeAlias = Literal["before", "after"]
 
 _EDGES: Final[tuple[str, ...]] = get_args(CommitEdge)
 
-_one_at_a_time = threading.Lock()
+#: Blocks of other threads wait. One inside of another would wait for itself, and is refused.
+_one_at_a_time = threading.RLock()
+_open_blocks: list[Crash] = []
 
 
 class ProcessCrashed(Exception):
@@ -39,17 +41,22 @@ def crash_at_commit(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[
     with crashing(once, edge) as crash:
         yield
     if not crash.happened:
-        raise AssertionError("no request with a key of this Onefold has come to its COMMIT in this block: none crashed")
+        raise AssertionError(
+            "no request with a key of this Onefold has come to its COMMIT in this block, or that failed: none crashed"
+        )
 
 
 @contextmanager
 def crashing(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[Crash]:
-    """The same for who asks by itself whether it has happened."""
+    """The same for a caller that asks the crash itself whether it has `happened`."""
     require_once(once)
     if edge not in _EDGES:
         raise ConfigurationError(f"edge={edge!r} of a crash must be one of {', '.join(map(repr, _EDGES))}")
     crash = Crash(once._database, edge)
     with _one_at_a_time:
+        if _open_blocks:
+            raise ConfigurationError("a block in which a request crashes is inside of another one: end that first")
+        _open_blocks.append(crash)
         of_threads, of_tasks = ThreadExecutor.batch, TaskExecutor.batch
 
         def batch(self: ThreadExecutor[Any], items: Sequence[BatchItem]) -> int:
@@ -65,6 +72,7 @@ def crashing(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[Crash]:
             yield crash
         finally:
             _replace(of_threads, of_tasks)
+            _open_blocks.remove(crash)
 
 
 def _replace(batch: Any, batch_of_task: Any) -> None:
@@ -73,25 +81,27 @@ def _replace(batch: Any, batch_of_task: Any) -> None:
 
 
 class Crash:
-    """Happens once."""
+    """The crash of the first request that settles."""
 
     def __init__(self, database: object, edge: CommitEdge) -> None:
         self._database = database
         self._edge = edge
-        self._struck = threading.Lock()
-
-    @property
-    def happened(self) -> bool:
-        return self._struck.locked()
+        #: Taken by the request that it is for, one of many threads, and never released.
+        self._taken = threading.Lock()
+        self.happened = False
 
     @contextmanager
     def around(self, database: object, items: Sequence[BatchItem]) -> Iterator[None]:
-        due = database is self._database and _settles(items) and self._struck.acquire(blocking=False)
+        due = database is self._database and _settles(items) and self._taken.acquire(blocking=False)
         if due and self._edge == "before":
-            raise ProcessCrashed("the process crashed before COMMIT")
+            raise self._strike("before COMMIT")
         yield
         if due:
-            raise ProcessCrashed("the process crashed after COMMIT, before the answer")
+            raise self._strike("after COMMIT, before the answer")
+
+    def _strike(self, when: str) -> ProcessCrashed:
+        self.happened = True
+        return ProcessCrashed(f"the process crashed {when}")
 
 
 def _settles(items: Sequence[BatchItem]) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _RACERS_MAX: Final = 64
 _SHOWN_BYTES: Final = 1000
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.02
-_HAPPENED_NOT: Final = (
+_WITHOUT_EFFECT: Final = (
     "; does `count` look where the endpoint writes? Where the row is single by a business key of the payload, give "
     "`json` a function that makes another payload for each part"
 )
@@ -84,10 +85,16 @@ def assert_idempotent(
     require_once(once)
     if count is not None and not callable(count):
         raise ConfigurationError(f"count={count!r} must be a function that counts, or None")
+    if inspect.iscoroutinefunction(json):
+        raise ConfigurationError(f"json={json!r} is an `async def`: give a plain function that makes the payload")
     make_json = cast(Callable[[], object], json) if callable(json) else lambda: json
-    played = _PlayedContract(
-        _TestSender(client, method, path, dict(headers or {})), once, make_json, other_json, count, racers
-    )
+    sender = _TestSender(client, method, path, _checked_headers(headers))
+    if inspect.iscoroutinefunction(count) and not sender.is_async:
+        raise ConfigurationError(
+            f"count={count!r} is an `async def`, and a {type(client).__qualname__} awaits nothing: give a plain "
+            "function, or an httpx.AsyncClient as the client"
+        )
+    played = _PlayedContract(sender, once, make_json, other_json, count, racers)
     if played.sender.is_async:
         return run_async(played.play(), TaskExecutor(_no_database(once)))
     return run(played.play(), ThreadExecutor(_no_database(once)))
@@ -98,10 +105,23 @@ def _no_database(once: Any) -> Any:
     return once._database
 
 
+def _checked_headers(headers: object) -> dict[str, str]:
+    try:
+        found = dict(cast(Any, headers or {}))
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"headers={headers!r} must be a mapping of names to texts, or None") from None
+    if any(str(name).lower() == "idempotency-key" for name in found):
+        raise ConfigurationError(f"headers={headers!r} has a key: each part of assert_idempotent sends one of its own")
+    return found
+
+
 class _TestSender:
     """How each kind of client sends a request, and what its answers are called."""
 
     def __init__(self, client: Any, method: str, path: str, headers: Mapping[str, str]) -> None:
+        for name, value in (("method", method), ("path", path)):
+            if not isinstance(value, str):
+                raise ConfigurationError(f"{name}={value!r} must be a text, as 'POST' and '/orders' are")
         self._client, self._method, self._path, self._headers = client, method, path, headers
         self._is_flask = hasattr(client, "open") and hasattr(client, "application")
         if not self._is_flask and not hasattr(client, "request"):
@@ -197,12 +217,12 @@ class _PlayedContract:
     async def _play_crash(self, edge: CommitEdge) -> None:
         part = f"crash {edge} COMMIT"
         key, json, before = uuid4().hex, self.make_json(), await self._count()
-        with crashing(self.once, edge):
+        with crashing(self.once, edge) as crash:
             try:
                 crashed = await self._send(key, json)
             except ProcessCrashed:
                 crashed = None
-        if crashed is not None and crashed.status < 500:
+        if crashed is not None and (crashed.status < 500 or not crash.happened):
             raise ContractBroken(
                 f"{part}: the request was answered, {crashed}; does it go through the transaction of this `once`?"
             )
@@ -224,12 +244,17 @@ class _PlayedContract:
         return answer
 
     async def _count(self) -> int | None:
-        return None if self.count is None else int(await Call(self.count))
+        if self.count is None:
+            return None
+        counted = await Call(self.count)
+        if not isinstance(counted, int):
+            raise ConfigurationError(f"count={self.count!r} returned {counted!r}, which is no whole number")
+        return counted
 
     async def _expect_growth(self, part: str, before: int | None, by: int) -> None:
         after = await self._count()
         if before is not None and after is not None and after - before != by:
-            way_out = _HAPPENED_NOT if by and after == before else ""
+            way_out = _WITHOUT_EFFECT if by and after == before else ""
             raise ContractBroken(f"{part}: the effect happened {after - before} times, and {by} was expected{way_out}")
 
     @staticmethod

@@ -26,8 +26,8 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.messages import Confirm, Delivery, Message, write
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Failed, InboxEvent
-from onefold._outbox.event_checks import check_key, check_topic, serialise
-from onefold.errors import ConfigurationError, OnefoldError
+from onefold._outbox.event_checks import check_headers, check_key, check_source, check_topic, serialise
+from onefold.errors import ConfigurationError, MessageInvalid, OnefoldError
 from onefold.testing._collecting import CollectingTaskExecutor, CollectingThreadExecutor, relay_all
 from onefold.testing._given import require_once
 
@@ -68,14 +68,14 @@ class _SharedBroker:
 
     __test__ = False
 
-    _colour: ClassVar[type[Onefold | AsyncOnefold]]
+    _app_type: ClassVar[type[Onefold | AsyncOnefold]]
 
     def __init__(self, once: Onefold | AsyncOnefold, *, source: str = "tests", raises: bool = True) -> None:
         """`once` is the application whose consumers it calls. `source` is that of what the test publishes. `raises`:
         what a handler raises is raised by the call; else it is only among the `events`, as in production."""
-        require_once(once, self._colour, instead="; MemoryBroker is for Onefold, AsyncMemoryBroker for AsyncOnefold")
+        require_once(once, self._app_type, instead="; MemoryBroker is for Onefold, AsyncMemoryBroker for AsyncOnefold")
         self._once: Any = once
-        self._source = source
+        self._source = check_source(source)
         self._raises = raises
         steps = once._message_steps()
         self._inboxes = {
@@ -102,6 +102,9 @@ class _SharedBroker:
     def _message(
         self, topic: str, data: object, key: str | int | None, headers: Mapping[str, str] | None, message_id: str | None
     ) -> Message:
+        given: object = message_id
+        if given is not None and not (isinstance(given, str) and given):
+            raise MessageInvalid(f"message_id={message_id!r} of a message on {topic!r} must be a text, or None")
         named = check_key(topic, key)
         version = None if named is None else self._versions.next_version(self._source, topic, named)
         return Message(
@@ -112,7 +115,7 @@ class _SharedBroker:
             key=named,
             epoch=None if version is None else self._versions.epoch,
             version=version,
-            headers=headers or {},
+            headers={} if headers is None else check_headers(topic, headers),
         )
 
     def _collect(self, messages: Sequence[Message]) -> Sequence[Confirm]:
@@ -175,7 +178,7 @@ class _SharedBroker:
 class MemoryBroker(_SharedBroker):
     """For `Onefold`. Its handlers run on the thread of the test."""
 
-    _colour = Onefold
+    _app_type = Onefold
 
     def publish(
         self,
@@ -205,7 +208,7 @@ class MemoryBroker(_SharedBroker):
 class AsyncMemoryBroker(_SharedBroker):
     """For `AsyncOnefold`. Its handlers run in the task of the test."""
 
-    _colour = AsyncOnefold
+    _app_type = AsyncOnefold
 
     async def publish(
         self,

@@ -59,8 +59,8 @@ def _print_discarded(consumer: str, count: int, requested: int | None, *, as_jso
     if as_json:
         print_json({"consumer": consumer, "discarded": count, "asked": requested})
     elif requested is None:
-        none = f": no dead letter of {consumer} matches; --reason looks into errors, what the audit notes is --why"
-        typer.echo(f"discarded: {count}{'' if count else none}")
+        hint = f": no dead letter of {consumer} matches; --reason looks into errors, what the audit notes is --why"
+        typer.echo(f"discarded: {count}{'' if count else hint}")
     else:
         typer.echo(f"discarded: {count} of {requested}" + ("" if count == requested else "; the others are not dead"))
 

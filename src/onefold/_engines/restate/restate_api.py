@@ -43,7 +43,9 @@ class RestateApi:
 
     def open(self) -> None:
         """Open the client."""
-        self._opened = httpx.AsyncClient(timeout=_ANSWER_S_MAX)
+        # Each result that is waited for holds a connection, and what ends the wait needs one more.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._opened = httpx.AsyncClient(timeout=_ANSWER_S_MAX, limits=limits)
 
     async def close(self) -> None:
         """Close the client, until it is opened again."""

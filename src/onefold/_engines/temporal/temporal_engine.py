@@ -184,7 +184,10 @@ class Temporal(SagaEngine):
         listed: list[SagaStatus] = []
         try:
             async for found in self._connected.list_workflows(query):
-                status = await self.status(found.id)
+                try:
+                    status = await self.status(found.id)
+                except SagaUnknown:  # deleted at the end of its retention, and still listed for a while
+                    continue
                 if state in (None, status.state):
                     listed.append(status)
                 if len(listed) == limit:

@@ -23,8 +23,9 @@ MANY: Final = 500
 #: No answer that a scenario waits for may take longer, beyond the waits that its subject allows: that hangs.
 HANG_S: Final = 60.0
 
-#: So often a scenario waits for messages, or has its server killed, at the most.
-WAITS: Final = 2
+#: How many of those waits the longest scenario has, one after the other: two outages, each with a publish and a
+#: collect; or four refusals of one outage.
+WAITS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ async def check(scenario: BrokerScenario, subject: BrokerSubject) -> None:
     except TimeoutError as error:
         if not timeout.expired():
             raise
-        raise NotConforming(f"{scenario} took longer than {limit_s} s") from error
+        raise NotConforming(f"{scenario} took longer than {limit_s:g} s") from error
 
 
 def promise(applies: Callable[[BrokerSubject], bool] = lambda subject: True) -> Callable[[ScenarioOn], BrokerScenario]:
