@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
+from onefold import AsyncOnefold
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
@@ -24,6 +26,7 @@ from onefold.errors import (
     TransactionEnded,
     TransactionMisused,
 )
+from tests.support.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 INSERT = Statement("INSERT INTO thing (id) VALUES (1)")
@@ -260,6 +263,24 @@ async def test_a_task_left_behind_cannot_write_into_another_request(sqlite_path:
 
 
 # --- locks ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_function_that_finds_nothing_does_not_keep_the_write_lock(sqlite_path: Path) -> None:
+    """No future takes a StopIteration: its task waited for ever, and everybody else for the lock."""
+    once = AsyncOnefold(sqlite_path)
+    await once.migrate()
+
+    async def find_nothing() -> None:
+        async with once.transaction() as tx:
+            await tx.connection.execute("CREATE TABLE thing (id INTEGER PRIMARY KEY)")
+            await tx.connection.run(lambda connection: next(connection.execute("SELECT id FROM thing")))
+
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            await find_nothing()
+        async with once.transaction() as tx:
+            await tx.connection.execute("CREATE TABLE thing (id INTEGER PRIMARY KEY)")
+    await once.close()
 
 
 def test_the_write_lock_is_taken_at_the_first_touch_and_no_sooner(database: SqliteDatabase) -> None:

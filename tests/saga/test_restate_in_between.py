@@ -168,3 +168,17 @@ async def test_a_saga_that_was_never_started_is_unknown(restate: PrivateRestate,
         put(lambda _: None)
         with pytest.raises(SagaUnknown, match="no saga 'nobody'"):
             await use(engine, "nobody")
+
+
+async def test_results_that_are_waited_for_leave_the_way_free_to_what_ends_them(restate: PrivateRestate) -> None:
+    """Each holds a connection; a client has a hundred unless it is told otherwise."""
+    async with started(restate) as (engine, saga_id, _):
+        waiting = [asyncio.create_task(engine.result(saga_id, timeout_s=PATIENCE_S)) for _ in range(120)]
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                pool: Any = engine._api._client._transport
+                if len(pool._pool.connections) >= len(waiting):
+                    break
+                await asyncio.sleep(0.05)
+        await engine.signal(saga_id, "paid", 1)
+        assert await asyncio.gather(*waiting) == [1] * len(waiting)

@@ -130,7 +130,14 @@ async def _await_what_is_cancelled() -> None:
     await task
 
 
-@pytest.mark.parametrize(("function", "told"), [(_await_what_is_cancelled, "cancelled"), (sys.exit, "sys.exit")])
+def _find_nothing() -> int:
+    return next(number for number in [1, 2, 3] if number > 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [(_await_what_is_cancelled, "cancelled"), (sys.exit, "sys.exit"), (_find_nothing, "raised StopIteration")],
+)
 async def test_a_step_that_breaks_off_has_failed(function: Callable[..., Any], told: str) -> None:
     @saga("broken-off")
     async def broken_off(s: Saga, o: dict[str, Any]) -> None:

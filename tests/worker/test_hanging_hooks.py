@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onefold import Message, Onefold, Transaction
+from onefold import AsyncOnefold, Message, Onefold, Transaction
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
@@ -86,3 +86,24 @@ async def test_hooks_on_threads_are_bounded_and_one_that_is_not_called_is_told(
         await asyncio.to_thread(publish, 5)
         await until(lambda: 5 in called)
     once.close()
+
+
+async def test_a_hook_that_finds_nothing_leaves_no_thread_behind(
+    sqlite_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A StopIteration is an error as another one: no future takes it, and such hooks counted as hanging."""
+    monkeypatch.setattr("onefold._worker.handler_calls.HOOKS_BEHIND_MAX", 1)
+    once = AsyncOnefold(sqlite_path, source="shop")
+    await once.migrate()
+
+    @once.consumer("mail", topic="order", concurrency=1)
+    def handle(message: Message, tx: Transaction[Any]) -> None:
+        tx.after_commit(lambda: next(iter([])))
+
+    async with once.transaction() as tx:
+        for number in range(6):
+            _ = tx.publish("order", {"number": number})
+    async with once.relaying(), once.consuming():
+        await until(lambda: caplog.text.count("raised StopIteration") >= 6)
+    await once.close()
+    assert "are on threads that do not return" not in caplog.text
