@@ -95,7 +95,7 @@ LIMITS: Final = (
     Limit(subject="sqlite first", unit="statements", most=6),
     Limit(subject="sqlite first", unit="commits", most=1),
     Limit(subject="sqlite first", unit="hops between threads", most=2),
-    Limit(subject="sqlite first", unit="function calls", most=411),
+    Limit(subject="sqlite first", unit="function calls", most=411.5),  # 411, and what a slow machine adds to some
     Limit(subject="sqlite replay", unit="statements", most=1),
     Limit(subject="sqlite replay", unit="commits", most=0),
     Limit(subject="sqlite replay", unit="hops between threads", most=0),
