@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from onefold._cli.starter import Starter, StarterBroker, StarterDatabase, StarterFramework, choose_lines
 from onefold.testing.fault_proxy import reserve_port
 from tests.cli.commands import one_line, onefold, told
-from tests.support.fork_server import fork_server
+from tests.support.fork_server import ROOT, fork_server
 from tests.support.patience import PATIENCE_S
 
 #: Each framework with each database, and each kind of broker with both; two of them in `make test`.
@@ -218,6 +219,21 @@ def test_private_servers_say_how_they_end() -> None:
     finally:
         running.kill()
         running.communicate()
+
+
+def test_a_shell_has_private_servers_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    begin, read = re.findall(r"^\$ (.*servers\.env.*)$", page, re.MULTILINE)
+    script = f"""
+        {begin.replace("python", sys.executable, 1).rstrip(" &")} 2> said & servers=$!
+        until grep -q "Running until Ctrl-C" said; do sleep 0.05; done
+        {read}
+        echo "$ONEFOLD_DATABASE"
+        kill $servers; wait $servers
+    """
+    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert re.fullmatch(r"postgres(ql)?://\S+\n", ran.stdout), ran
+    assert ran.returncode == 0, ran
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ async def test_what_the_application_publishes_is_delivered_when_the_test_says_so
     assert len(await broker.deliver()) == 2
     assert [event.topic for event in broker.published] == ["order.placed", "nobody.listens", "order.shipped"]
     assert await broker.deliver() == []
+    assert await broker.publish("order.plaecd", {"order": 7}) == []  # no consumer takes it
     await once.close()
 
 

@@ -286,10 +286,10 @@ class SqsBroker:
             url = str((await self._calls.call("get_queue_url", QueueName=name))["QueueUrl"])
             queue = await self._read_tags(url)
         except QueueMissing:
-            await self._calls.call(
+            made = await self._calls.call(
                 "create_queue", QueueName=name, Attributes=self._attributes, tags=topic_tags(consumer, topics)
             )
-            return str((await self._calls.call("get_queue_url", QueueName=name))["QueueUrl"])
+            return str(made["QueueUrl"])
         if queue is not None and queue.consumer != consumer:
             raise ConfigurationError(f"consumer {consumer!r} cannot have the queue {name!r}: {queue.consumer!r} has it")
         every = {*topics, *(queue.topics if queue is not None else ())}
