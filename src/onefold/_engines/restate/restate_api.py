@@ -87,7 +87,7 @@ class RestateApi:
         return True
 
     async def attach(self, saga_id: str) -> Json:
-        """Wait for what the workflow returns. None: it has not returned yet, or what came is no answer of its."""
+        """Wait for what the workflow returns. None: it has not returned yet, or another answer came."""
         url = self._workflow(saga_id, "attach")
         try:
             answer = await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=ATTACH_S))
