@@ -129,8 +129,8 @@ async def copy(stage: Stage, session: RelaySession) -> None:
     await tick(stage, session)
 
 
-def new_session(stage: Stage, *, copies: bool = False) -> RelaySession:
-    settings = RelayConfig(lease_s=LEASE_S)
+def new_session(stage: Stage, *, copies: bool = False, lease_s: float = LEASE_S) -> RelaySession:
+    settings = RelayConfig(lease_s=lease_s)
     aims: EndpointsOf | None = (lambda message: ("one", "two")) if copies else None
     return RelaySession(new_id(wall_ms()), stage.dialect, settings, random.Random(0).random, aims)
 
@@ -148,7 +148,8 @@ async def test_a_relay_that_stands_still_at_any_wait_is_replaced_when_its_lease_
             async with Standing(work(stage, session), at).standing() as stands:
                 if not stands:
                     break
-                successor = new_session(others, copies=work is copy)
+                # A machine that is busy may need longer than a lease for its transactions.
+                successor = new_session(others, copies=work is copy, lease_s=PATIENCE_S)
                 await replace(session, successor, others)
                 await others.drain(successor)
                 assert await others.waiting() == 0
@@ -173,7 +174,7 @@ async def test_a_relay_that_does_not_read_the_answer_to_its_claim_is_replaced_wh
             transport.pause_reading()
             claiming = asyncio.create_task(stage.run(session.tick()))
             assert await until(lambda: others.fetch(BLOCKED), within_s=PATIENCE_S)
-            successor = new_session(others)
+            successor = new_session(others, lease_s=PATIENCE_S)
             await replace(session, successor, others)
             await others.drain(successor)
             assert await others.waiting() == 0

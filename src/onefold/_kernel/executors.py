@@ -18,7 +18,6 @@ from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows
 from onefold._kernel.end_hooks import ThreadHook
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.serial_thread import call_in_thread
 from onefold.errors import ProgrammerError, StoreError
 
 if TYPE_CHECKING:
@@ -246,6 +245,8 @@ class TaskExecutor(Generic[H]):
         return await result if inspect.isawaitable(result) else result
 
     def blocking(self, function: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+        from onefold._kernel.serial_thread import call_in_thread
+
         return call_in_thread(function)
 
     def bind_hook(self, function: Callable[[], Any]) -> Callable[[], Any]:

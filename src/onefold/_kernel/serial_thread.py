@@ -63,8 +63,8 @@ class SerialThread:
         self._jobs.put(job)
 
     async def obtain(self, function: Callable[[], T], on_abandoned: Callable[[T], None]) -> T:
-        """The function's result, where somebody must dispose of it. `on_abandoned` gets it instead, on a thread, when
-        no task waits any more: the wait was cancelled, or its loop is closed."""
+        """The function's result, for a task that has to dispose of it. `on_abandoned` gets it instead, on a thread,
+        when no task waits any more: the wait was cancelled, or its loop is closed."""
         answer = self.run(function, on_abandoned)
         try:
             return await answer
@@ -75,7 +75,7 @@ class SerialThread:
             raise
 
     def run(self, function: Callable[[], T], on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """The function's result, to be awaited; by `obtain` where somebody must dispose of it."""
+        """The function's result, to be awaited; by `obtain` where the task has to dispose of it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._begun += 1

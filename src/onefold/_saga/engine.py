@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from onefold._kernel.results import result_type_of
 from onefold._kernel.telemetry import Listeners, are_listeners, join
@@ -119,19 +119,21 @@ class SagaEngine(ABC):
     async def _wait_for_end(self, saga_id: str) -> Json:
         """The outcome. Engines report an end only, so the status is polled for a stop beside: SagaStopped."""
         ending = asyncio.ensure_future(self._outcome(saga_id))
-        stopping = asyncio.ensure_future(self._wait_for_stop(saga_id))
+        stopping = asyncio.ensure_future(self._wait_for_stop(saga_id, ending))
         try:
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return ending.result() if ending.done() else stopping.result()
+            if not ending.done():
+                await stopping
+            return ending.result()
         finally:
             ending.cancel()
             stopping.cancel()
             await asyncio.gather(ending, stopping, return_exceptions=True)
 
-    async def _wait_for_stop(self, saga_id: str) -> NoReturn:
+    async def _wait_for_stop(self, saga_id: str, ending: asyncio.Future[Json]) -> None:
+        """Raise SagaStopped if the saga stops before its end."""
         look_s = _LOOK_S
-        while True:
-            await asyncio.sleep(look_s)
+        while not (await asyncio.wait({ending}, timeout=look_s))[0]:
             with suppress(StoreUnavailable):  # a restarting engine has the status when it is back
                 status = await self.status(saga_id)
                 if status.state == "stopped":
