@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -18,8 +20,16 @@ def stopped(shop: Shop) -> tuple[Shop, str]:
     """A shop, and the id of an event that nobody wanted, with another one of its key behind it."""
     first, _ = shop.place("a", "b", key="one")
     shop.publish("order.reminded", [{"order": "a"}], not_before=datetime.now(UTC) + timedelta(hours=1))
-    assert shop.onefold("relay", "-d", "shop.db", "--until-empty").returncode == 1
+    relay_until_one_stays_stopped(shop.onefold, "shop.db")
     return shop, first
+
+
+def relay_until_one_stays_stopped(command: Callable[..., CompletedProcess[str]], database: str, *options: str) -> None:
+    """A relay that ends may have made due again what was stopped, and does not send it any more: another one does."""
+    while True:
+        assert command("relay", "-d", database, *options, "--until-empty").returncode == 1
+        if told(command("outbox", "-d", database, "--json"))["stopped"]:
+            return
 
 
 def test_it_tells_what_waits_what_is_stopped_and_why(stopped: tuple[Shop, str]) -> None:
@@ -131,7 +141,7 @@ def test_on_postgres_it_is_the_same(postgres_dsn: str) -> None:
     with once.transaction() as tx:
         event_id = tx.publish("order.placed", {"order": "a"})
     once.close()
-    assert onefold("relay", "-d", postgres_dsn, "-b", "local", "--until-empty").returncode == 1
+    relay_until_one_stays_stopped(onefold, postgres_dsn, "-b", "local")
     found = told(onefold("outbox", "-d", postgres_dsn, "--json"))
     assert [row["id"] for row in found["stopped"]] == [str(event_id)]
     assert onefold("outbox", "discard", "-y", str(event_id), "-d", postgres_dsn).returncode == 0
