@@ -24,6 +24,7 @@ from onefold._idempotency.retention import reap
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
@@ -346,8 +347,7 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_until_ended(task)
 
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractAsyncContextManager[None]:
         """Publish what is in the outbox, as a task, for as long as the block lasts."""

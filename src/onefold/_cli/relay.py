@@ -16,6 +16,7 @@ from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
 from onefold._cli.output import LOG_FORMAT, LogFormat, echo_stderr, log_to_stderr, print_event
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry import join
 from onefold._kernel.telemetry.every_event import Event
@@ -110,10 +111,10 @@ async def _drain(once: AnyOnefold, stop: asyncio.Event, settings: RelaySettings,
     try:
         await once.relay(stop, listener=progress.report, **settings)
     finally:
-        watching.cancel()
-        [last_report] = await asyncio.gather(watching, return_exceptions=True)
-    if isinstance(last_report, BaseException):  # stopped by a signal: a clean end, too
+        await cancel_until_ended(watching)
+    if watching.cancelled() or watching.exception() is not None:  # stopped by a signal: a clean end, too
         return True
+    last_report = watching.result()
     waiting = sum(topic.waiting for topic in last_report.pending)
     if last_report.stopped:
         echo_stderr(f"events that are stopped: {len(last_report.stopped)}; that wait: {waiting}. See `onefold outbox`")

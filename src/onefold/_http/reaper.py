@@ -14,6 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold.errors import ConfigurationError
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -132,5 +133,4 @@ class Lifespan:
         """Stop reaping; a batch that is under way is rolled back."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_until_ended(task)

@@ -1,18 +1,24 @@
-"""Telling a cancellation that is meant for a task from one that only passes through it.
+"""Cancellations that cross what others have written: those that are not meant for a task, and those that do not arrive.
 
 A future that was cancelled elsewhere (a driver's, a broker client's) raises CancelledError in whatever awaits it. Taken
 for a stop, it would silently end a task that works in the background, and that nothing starts again.
+
+And `asyncio.wait_for`, by which pools and broker clients wait, loses a cancellation on Python 3.11 if it comes in the
+moment in which what is waited for is there: a task that was cancelled once would go on for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from onefold.errors import OnefoldError
 
 T = TypeVar("T")
+
+#: How long a cancelled task may clean up before it is cancelled again. psycopg gives a server 5 s to end a query.
+AGAIN_S: Final = 10.0
 
 
 class Interrupted(OnefoldError):
@@ -33,3 +39,13 @@ async def resist(work: Awaitable[T]) -> T:
         if not is_foreign():
             raise
         raise Interrupted("something that was waited for was cancelled elsewhere") from error
+
+
+async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait for their ends, whichever these are; one that goes on has lost its cancellation."""
+    running = set(tasks)
+    while running:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors are known: none is logged as never retrieved

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.results import result_type_of
 from onefold._kernel.telemetry import Listeners, are_listeners, join
 from onefold._policy.ranges import require
@@ -126,9 +127,7 @@ class SagaEngine(ABC):
                 await stopping
             return ending.result()
         finally:
-            ending.cancel()
-            stopping.cancel()
-            await asyncio.gather(ending, stopping, return_exceptions=True)
+            await cancel_until_ended(ending, stopping)
 
     async def _wait_for_stop(self, saga_id: str, ending: asyncio.Future[Json]) -> None:
         """Raise SagaStopped if the saga stops before its end."""

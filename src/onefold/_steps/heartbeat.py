@@ -25,7 +25,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Fetch
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.foreign_cancellations import resist
+from onefold._kernel.foreign_cancellations import cancel_until_ended, resist
 from onefold._kernel.fork_and_loop import PerLoop, Process
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
@@ -241,8 +241,7 @@ class _LoopHeartbeat:
         self._beats = _Beats()
         self._stop_timer()
         if self._beat is not None:
-            self._beat.cancel()
-            await asyncio.wait([self._beat])
+            await cancel_until_ended(self._beat)
 
     def _set_timer(self) -> None:
         if not self._beats or self._beat is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from onefold._inbox.failed_messages import measure_failed
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
-from onefold._kernel.foreign_cancellations import resist
+from onefold._kernel.foreign_cancellations import cancel_until_ended, resist
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, emit
@@ -71,8 +71,7 @@ async def measuring(
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_until_ended(task)
 
 
 async def _measure(

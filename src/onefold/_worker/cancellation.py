@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakSet
 
+from onefold._kernel.foreign_cancellations import cancel_until_ended
+
 #: Tasks that `cancel_task` has cancelled.
 _ending: WeakSet[asyncio.Task[Any]] = WeakSet()
 
@@ -49,6 +51,5 @@ async def join_tasks(running: Iterable[asyncio.Task[None]], grace_s: float | Non
     try:
         await asyncio.wait(tasks, timeout=grace_s)
     finally:
-        for task in tasks:
-            cancel_task(task)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _ending.update(tasks)
+        await cancel_until_ended(*tasks)

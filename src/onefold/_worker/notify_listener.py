@@ -18,6 +18,7 @@ from uuid import uuid4
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
@@ -80,8 +81,7 @@ async def listening(
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_until_ended(task)
 
 
 class _NotifyListener:
@@ -172,8 +172,7 @@ class _NotifyListener:
         finally:
             # A probe that is cut off costs its connection, of which psycopg's pool warns: it is given time to end.
             await asyncio.wait([proving], timeout=_UNLISTEN_S)
-            proving.cancel()
-            await asyncio.gather(proving, return_exceptions=True)
+            await cancel_until_ended(proving)
             self._wakeups.listeners.discard(self)
 
     async def _send_probe(self) -> None:

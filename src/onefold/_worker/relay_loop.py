@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import run_on
-from onefold._kernel.foreign_cancellations import Interrupted, resist
+from onefold._kernel.foreign_cancellations import Interrupted, cancel_until_ended, resist
 from onefold._kernel.ids import new_id
 from onefold._kernel.log_context import log_extra
 from onefold._kernel.message_trace import system_of
@@ -236,8 +236,7 @@ class Relay:
                     await self._refresh()
             return await self._run(self._session.tick(probing="the broker" in self._pauses))
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            await cancel_until_ended(beating)
 
     async def _beat(self, session: RelaySession) -> None:
         while not session.expired:

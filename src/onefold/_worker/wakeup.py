@@ -18,6 +18,7 @@ from uuid import uuid4
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import ThreadExecutor, run_on
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncDatabase, Database
@@ -73,8 +74,7 @@ class Notifier(_NotifySender):
     async def close(self) -> None:
         """Drop what is not sent yet: relays poll."""
         if self._sending is not None and self._is_sending():
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+            await cancel_until_ended(self._sending)
 
     def _is_sending(self) -> bool:
         """Whether the task still sends: one of a closed loop never ends, and sends nothing."""

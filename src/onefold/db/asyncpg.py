@@ -75,7 +75,8 @@ class AsyncpgDatabase:
         for opened in self._opened.take() if self._dsn is not None else ():
             if opened.pool is not None:
                 with suppress(TimeoutError):  # requests still at work then are cut off
-                    await asyncio.wait_for(opened.pool.pool.close(), self._close_timeout_s)
+                    async with asyncio.timeout(self._close_timeout_s):
+                        await opened.pool.pool.close()
 
     async def _open(self, opened: _Opened) -> FastPool | PublicPool:
         if self._pool is not None:

@@ -15,6 +15,7 @@ from onefold._engines.dbos.saga_database import SagaDatabase
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.ids import new_id
 from onefold._kernel.telemetry import Listeners
 from onefold._policy.ranges import require
@@ -185,10 +186,7 @@ class Dbos(SagaEngine):
         """Stop here: running sagas are resumed by another process, or by the next of this name."""
         loop = asyncio.get_running_loop()
         self._closing = True
-        tasks = [task for task in (self._takeover_task, *self._running) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_until_ended(*(task for task in (self._takeover_task, *self._running) if task is not None))
         self._takeover_task = None
         try:
             if self._launched:

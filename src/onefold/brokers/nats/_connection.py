@@ -54,7 +54,8 @@ class PublishCall:
         """Until all are there, or the connection is not."""
         while self._left and connection.alive:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._all.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._all.wait()
 
 
 class NatsConnection:

@@ -129,7 +129,8 @@ class NatsSubscription:
                     raise self._broker.unavailable("the connection was lost" if not connection.alive else "no answer")
                 self._came.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._came.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await self._came.wait()
         except TROUBLE as error:
             raise self._broker.unavailable(error) from error
         finally:

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.messages import Confirm, NotSent
 from onefold.errors import BrokerUnavailable
 
@@ -70,9 +71,7 @@ class SlowEndpoints:
 
     async def close(self) -> None:
         requests = [request for _, request in self._pending.values()]
-        for request in requests:
-            request.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
+        await cancel_until_ended(*requests)
 
     async def _finish(self, name: str, message_id: str, post: Callable[[], Awaitable[Confirm]]) -> Confirm:
         try:

@@ -175,7 +175,8 @@ async def a_receive_that_waits_does_not_wait_for_more_than_the_first(stage: Brok
     waiting = asyncio.create_task(subscription.receive(100, HANG_S))
     await stage.publish(broker, message)
     try:
-        found = await asyncio.wait_for(waiting, stage.subject.patience_s)
+        async with asyncio.timeout(stage.subject.patience_s):
+            found = await waiting
     except TimeoutError as error:
         raise NotConforming(f"{stage.subject.patience_s} s after a message, a receive still waits for more") from error
     expect([*map(ids, found)] == [message.id], f"{found} came")

@@ -1,0 +1,118 @@
+"""A cancellation that is lost on its way does not keep whoever waits for the end of the task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from psycopg_pool import AsyncConnectionPool
+
+from onefold import AsyncOnefold, single_principal
+from onefold._kernel import foreign_cancellations
+from onefold._kernel.foreign_cancellations import cancel_until_ended
+from onefold._worker.backlog_measuring import measure_outbox, measuring
+from onefold._worker.notify_listener import listening
+from onefold.db.psycopg import AsyncPsycopgDatabase
+from tests.support.patience import PATIENCE_S
+from tests.worker.consuming import until
+
+
+class Stubborn:
+    """Work that loses so many cancellations."""
+
+    def __init__(self, loses: int, end: BaseException | None = None) -> None:
+        self.loses = loses
+        self.cancelled = 0
+        self.end = end
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                if self.cancelled > self.loses:
+                    if self.end is not None:
+                        raise self.end from None
+                    raise
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_cancellations, "AGAIN_S", 0.05)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("loses", [0, 1, 3])
+async def test_a_task_that_goes_on_is_cancelled_again(loses: int) -> None:
+    works = [Stubborn(loses), Stubborn(0, end=ValueError("on purpose"))]
+    tasks = [asyncio.create_task(work.run()) for work in works]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await cancel_until_ended(*tasks)
+    assert tasks[0].cancelled()
+    assert isinstance(tasks[1].exception(), ValueError)
+    assert [work.cancelled for work in works] == [loses + 1, 1]
+
+
+async def test_a_task_that_cleans_up_is_not_disturbed() -> None:
+    """AGAIN_S is as long as it is for that."""
+    cleaned = False
+
+    async def run() -> None:
+        nonlocal cleaned
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            cleaned = True
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    await cancel_until_ended(task)
+    assert cleaned
+
+
+async def test_nothing_to_end_is_no_wait() -> None:
+    await cancel_until_ended()
+
+
+# --- a pool hands its connection over in the moment of the cancellation ----------------------------------------
+
+Block = Callable[[AsyncPsycopgDatabase], AbstractAsyncContextManager[Any]]
+
+
+@asynccontextmanager
+async def _reaping(database: AsyncPsycopgDatabase) -> AsyncIterator[None]:
+    once = AsyncOnefold(database, principal=single_principal)
+    async with once.reaping(every_s=0.001):
+        yield
+
+
+BLOCKS: dict[str, Block] = {
+    "listening": lambda database: listening(database, lambda: None),
+    "measuring": lambda database: measuring(database, lambda event: None, measure_outbox),
+    "reaping": _reaping,
+}
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("block", BLOCKS)
+async def test_a_block_ends_whenever_its_task_gets_the_connection_it_waits_for(
+    block: str, turns: int, postgres_dsn: str
+) -> None:
+    """psycopg's pool waits by `asyncio.wait_for`: on Python 3.11 there is a turn of the loop, between the handover and
+    the end of that wait, in which a cancellation is lost."""
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        held = await pool.getconn()
+        async with asyncio.timeout(PATIENCE_S):
+            async with BLOCKS[block](database):
+                await until(lambda: bool(pool.get_stats().get("requests_waiting")))
+                await pool.putconn(held)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
