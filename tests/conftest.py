@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.testing.servers import (
     GivenKafka,
     PrivateKafka,
@@ -23,6 +26,7 @@ from onefold.testing.servers import (
     kafka_cluster,
 )
 from tests.support.moto_server import PrivateMoto
+from tests.support.patience import PATIENCE_S
 from tests.support.temporal_server import PrivateTemporal
 from tests.testing.servers.missing import unless_missing
 
@@ -86,6 +90,24 @@ def server_of(item: pytest.Item) -> int | None:
     """Which of the servers that only some need a test asks for, by its fixtures or by its parameters."""
     asked = {*getattr(item, "fixturenames", ()), *re.split(r"[^a-z0-9_]+", item.nodeid.partition("[")[2])}
     return next((number for number, server in enumerate(SOME_NEED) if server in asked), None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_pools() -> Iterator[None]:
+    """A busy machine may need more than the 10 s that an application waits for a connection: who wants a wait to end
+    says when."""
+    with pytest.MonkeyPatch.context() as patch:
+        for database in (AsyncpgDatabase, AsyncPsycopgDatabase, PsycopgDatabase):
+            patch.setattr(database, "__init__", _made_patient(database.__init__))
+        yield
+
+
+def _made_patient(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)  # by this its signature is what it was
+    def patient(self: object, pool: Any, *, acquire_timeout_s: float = PATIENCE_S, **settings: Any) -> None:
+        init(self, pool, acquire_timeout_s=acquire_timeout_s, **settings)
+
+    return patient
 
 
 @pytest.fixture(scope="session")
