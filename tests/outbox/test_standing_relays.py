@@ -190,9 +190,9 @@ async def replace(former: RelaySession, successor: RelaySession, stage: Stage) -
         UPDATE onefold_relay SET leased_until = <past> WHERE relay = (
             SELECT relay FROM onefold_relay WHERE relay = '{former.relay}' FOR UPDATE SKIP LOCKED)
     """)
-    buckets = (await stage.run(successor.enter())).buckets
-    while buckets < BUCKETS:  # it had its row locked: its lease ends by itself
+    assert await stage.run(successor.enter()) is not None
+    held = f"SELECT count(*) FROM onefold_bucket WHERE relay = '{successor.relay}'"
+    # It had its row locked: its lease ends by itself. Or it was about to give them back, and has only done so now.
+    while (await stage.fetch(held))[0][0] < BUCKETS:
         await asyncio.sleep(0.1)
-        rebalanced = await stage.run(successor.renew_and_rebalance())
-        assert rebalanced is not None
-        buckets = rebalanced.buckets
+        assert await stage.run(successor.renew_and_rebalance()) is not None

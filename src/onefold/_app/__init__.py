@@ -24,7 +24,6 @@ from onefold._idempotency.retention import reap
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
-from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
@@ -341,6 +340,8 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
     @task_block("once.reaping()")
     async def reaping(self, *, every_s: float = 300.0) -> AsyncIterator[None]:
         """Reap in the background, every `every_s`, for as long as the block lasts."""
+        from onefold._kernel.foreign_cancellations import cancel_until_ended
+
         require("every_s", every_s, least=0.001, most=7 * 86_400)
         self._layer.reaping.seen = True
         task = asyncio.create_task(reap_again_and_again(self.reap, every_s))

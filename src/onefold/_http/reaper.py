@@ -14,7 +14,6 @@ import random
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold.errors import ConfigurationError
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -131,6 +130,8 @@ class Lifespan:
 
     async def end(self) -> None:
         """Stop reaping; a batch that is under way is rolled back."""
+        from onefold._kernel.foreign_cancellations import cancel_until_ended  # for applications that have started
+
         task, self._task = self._task, None
         if task is not None:
             await cancel_until_ended(task)

@@ -18,7 +18,6 @@ from uuid import uuid4
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import ThreadExecutor, run_on
-from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncDatabase, Database
@@ -73,6 +72,8 @@ class Notifier(_NotifySender):
 
     async def close(self) -> None:
         """Drop what is not sent yet: relays poll."""
+        from onefold._kernel.foreign_cancellations import cancel_until_ended  # for applications that end
+
         if self._sending is not None and self._is_sending():
             await cancel_until_ended(self._sending)
 
