@@ -14,6 +14,7 @@ from onefold import AsyncOnefold, single_principal
 from onefold._kernel import foreign_cancellations
 from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._worker.backlog_measuring import measure_outbox, measuring
+from onefold._worker.cancellation import join_tasks
 from onefold._worker.notify_listener import listening
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from tests.support.patience import PATIENCE_S
@@ -74,6 +75,30 @@ async def test_a_task_that_cleans_up_is_not_disturbed() -> None:
     await asyncio.sleep(0)
     await cancel_until_ended(task)
     assert cleaned
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_what_a_consumer_ends_after_the_grace_is_cancelled_again_as_well() -> None:
+    work = Stubborn(2)
+    task = asyncio.create_task(work.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await join_tasks([task], 0.01)
+    assert task.cancelled()
+    assert work.cancelled == 3
+
+
+async def test_who_is_cancelled_meanwhile_leaves_no_task_behind() -> None:
+    work = Stubborn(2)
+    task = asyncio.create_task(work.run())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(cancel_until_ended(task))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        ending.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([ending])
+    assert ending.cancelled()
+    assert task.cancelled()
 
 
 async def test_nothing_to_end_is_no_wait() -> None:

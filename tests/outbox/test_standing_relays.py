@@ -190,7 +190,7 @@ async def replace(former: RelaySession, successor: RelaySession, stage: Stage) -
         UPDATE onefold_relay SET leased_until = <past> WHERE relay = (
             SELECT relay FROM onefold_relay WHERE relay = '{former.relay}' FOR UPDATE SKIP LOCKED)
     """)
-    assert await stage.run(successor.enter()) is not None
+    await stage.run(successor.enter())
     held = f"SELECT count(*) FROM onefold_bucket WHERE relay = '{successor.relay}'"
     # It had its row locked: its lease ends by itself. Or it was about to give them back, and has only done so now.
     while (await stage.fetch(held))[0][0] < BUCKETS:

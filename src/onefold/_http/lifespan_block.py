@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold.errors import ConfigurationError
 
 
@@ -29,9 +29,7 @@ async def run_lifespan(app: Any, state: dict[str, Any]) -> AsyncIterator[None]:
             incoming.put_nowait({"type": "lifespan.shutdown"})
             await _next(outgoing, application)
     finally:
-        application.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await application
+        await cancel_until_ended(application)
 
 
 async def _next(outgoing: asyncio.Queue[MutableMapping[str, Any]], application: asyncio.Task[None]) -> Any:

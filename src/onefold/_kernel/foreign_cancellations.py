@@ -17,8 +17,9 @@ from onefold.errors import OnefoldError
 
 T = TypeVar("T")
 
-#: How long a cancelled task may clean up before it is cancelled again. psycopg gives a server 5 s to end a query.
-AGAIN_S: Final = 10.0
+#: How long a cancelled task may clean up before it is cancelled again. psycopg gives a dead server 5 s to end a query,
+#: and some tasks have two of them to end.
+AGAIN_S: Final = 20.0
 
 
 class Interrupted(OnefoldError):
@@ -42,10 +43,18 @@ async def resist(work: Awaitable[T]) -> T:
 
 
 async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait for their ends, whichever these are; one that goes on has lost its cancellation."""
+    """Cancel tasks and wait for their ends, whichever these are. One that goes on for too long is cancelled again: it
+    may have lost its cancellation. Who is cancelled in here leaves none of them behind."""
     running = set(tasks)
+    ours: asyncio.CancelledError | None = None
     while running:
         for task in running:
             task.cancel()
-        _, running = await asyncio.wait(running, timeout=AGAIN_S)
+        try:
+            _, running = await asyncio.wait(running, timeout=AGAIN_S)
+        except asyncio.CancelledError as error:
+            ours = error
+            running = {task for task in running if not task.done()}
     await asyncio.gather(*tasks, return_exceptions=True)  # their errors are known: none is logged as never retrieved
+    if ours is not None:
+        raise ours

@@ -44,7 +44,8 @@ def may_go_on() -> bool:
 
 
 async def join_tasks(running: Iterable[asyncio.Task[None]], grace_s: float | None) -> None:
-    """Wait for tasks to end by themselves; those that do not in time, or until we are cancelled, are cancelled."""
+    """Wait for tasks to end by themselves; those that do not in time, or until we are cancelled, are cancelled
+    until they do."""
     tasks = list(running)
     if not tasks:
         return

@@ -170,10 +170,10 @@ class _NotifyListener:
         try:
             yield
         finally:
+            self._wakeups.listeners.discard(self)
             # A probe that is cut off costs its connection, of which psycopg's pool warns: it is given time to end.
             await asyncio.wait([proving], timeout=_UNLISTEN_S)
             await cancel_until_ended(proving)
-            self._wakeups.listeners.discard(self)
 
     async def _send_probe(self) -> None:
         """NOTIFY this listener, on another session. A LISTEN may succeed and nothing arrive, as through a pooler that
