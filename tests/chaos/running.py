@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onefold import AsyncOnefold
+from onefold._app.base_app import run_flow
 from onefold._kernel.ports import AsyncDatabase
+from onefold._outbox.status_report import Chosen, retry_all
 from onefold.errors import OnefoldError
 from tests.chaos.job_processes import Fate, JobProcesses
 from tests.chaos.jobs import Job, Role
@@ -34,6 +36,7 @@ class Running:
     """Whether these are committed is not known: the database died while it was told to."""
     children: dict[int, Job] = field(default_factory=dict)
     kills: int = 0
+    retried: int = 0
 
     def start(self, role: Role, **settings: Any) -> int:
         job = Job(role=role, place=self.place, **settings)
@@ -94,12 +97,15 @@ class Running:
         except OnefoldError:
             return 0  # the database is still on its way
 
-    async def complete(self, *, within_s: float) -> float:
-        """Wait until what was committed has arrived; for how long. Fails with what is missing."""
+    async def complete(self, *, within_s: float, attended: bool = False) -> float:
+        """Wait until what was committed has arrived; for how long. Fails with what is missing. Attended: an operator
+        retries what has become a dead letter, such as an event that was at hand at three deaths."""
         began_at = time.monotonic()
 
         async def all_there() -> bool:
             try:
+                if attended:
+                    self.retried += await run_flow(self.once, lambda dialect: retry_all(dialect, Chosen(dead=True)))
                 return {event.id for event in await self.arrived()} >= self.written.committed
             except OnefoldError:
                 return False  # the database is still on its way
