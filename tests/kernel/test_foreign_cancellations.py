@@ -16,7 +16,10 @@ from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._worker.backlog_measuring import measure_outbox, measuring
 from onefold._worker.cancellation import join_tasks
 from onefold._worker.notify_listener import listening
+from onefold._worker.relay_loop import Relay
 from onefold.db.psycopg import AsyncPsycopgDatabase
+from onefold.errors import BrokerUnavailable
+from tests.outbox.relaying import ScriptedBroker
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
@@ -141,3 +144,37 @@ async def test_a_block_ends_whenever_its_task_gets_the_connection_it_waits_for(
                 await pool.putconn(held)
                 for _ in range(turns):
                     await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_tick_ends_whenever_the_renewal_beside_it_gets_the_connection_it_waits_for(
+    turns: int, postgres_dsn: str
+) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        await AsyncOnefold(database, principal=single_principal).migrate()
+
+        class LosingItsWay(ScriptedBroker):
+            """Its first tick ends in the moment in which the renewal has its connection."""
+
+            refreshed = 0
+
+            async def refresh(self) -> None:
+                self.refreshed += 1
+                if self.refreshed > 1:
+                    return
+                held = await pool.getconn()
+                await until(lambda: bool(pool.get_stats().get("requests_waiting")))
+                await pool.putconn(held)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                raise BrokerUnavailable("on purpose")
+
+        broker = LosingItsWay()
+        stop = asyncio.Event()
+        relay = Relay(database, broker, lease_s=0.5, listens=False, draw=lambda: 0.0)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            group.create_task(relay.run(stop))
+            await until(lambda: broker.refreshed > 1)
+            stop.set()
