@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,6 +10,8 @@ from onefold._kernel.effects import Acquire, Batch, BatchItem, Boundary, Discard
 from onefold.errors import ConnectionLost, OnefoldError
 
 T = TypeVar("T")
+
+_log = logging.getLogger("onefold.database")
 
 
 async def checkout(work: Callable[[], Flow[T]]) -> T:
@@ -56,3 +59,10 @@ async def rollback_and_release(*after: BatchItem) -> ConnectionLost | None:
         return error if isinstance(error, ConnectionLost) else None
     await Release()
     return None
+
+
+def log_release_error(error: Exception) -> None:
+    """Log why a connection did not go back to its pool: a hook of the application raised, say. No request fails for
+    that, because what was to be committed is committed. A connection that was merely lost is not logged."""
+    if not isinstance(error, ConnectionLost):
+        _log.warning("a connection could not be given back to its pool, and was closed", exc_info=error)

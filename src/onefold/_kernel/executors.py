@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
+from onefold._kernel.checkout import log_release_error
 from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Publish, Row, Statement
 from onefold._kernel.end_hooks import ThreadHook
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, AsyncExecutor, Broker, Connection, Database
@@ -102,8 +103,9 @@ class ThreadExecutor(Generic[H]):
             return
         try:
             connection.release()
-        except StoreError:  # what was to be committed is committed: losing the connection now fails no request
-            with contextlib.suppress(StoreError):
+        except Exception as error:
+            log_release_error(error)
+            with contextlib.suppress(Exception):
                 connection.discard()
 
     def release_committed(self) -> None:
@@ -219,8 +221,9 @@ class TaskExecutor(Generic[H]):
             return
         try:
             await connection.release()
-        except StoreError:  # what was to be committed is committed: losing the connection now fails no request
-            with contextlib.suppress(StoreError):
+        except Exception as error:
+            log_release_error(error)
+            with contextlib.suppress(Exception):
                 await connection.discard()
 
     async def release_committed(self) -> None:

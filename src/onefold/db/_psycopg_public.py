@@ -7,6 +7,7 @@ it came.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Generic, TypeAlias
@@ -18,6 +19,7 @@ from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Row, Statement
+from onefold._kernel.executors import begin_in_background
 from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
@@ -171,10 +173,8 @@ class PsycopgConnection(_Taken[Handle]):
         self._close() if handed_out is None else handed_out.close_when_left(self._close)
 
     def _close(self) -> None:
-        try:
-            self._connection.close()
-        finally:
-            self._pool.putconn(self._connection)
+        end_session(self._connection)
+        self._pool.putconn(self._connection)
 
 
 class AsyncPsycopgConnection(_Taken[AsyncHandle]):
@@ -259,14 +259,24 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
 
     async def discard(self) -> None:
         self._left = True
+        # A task that is cancelled here stops waiting. The connection goes all the same, and only when the handler's
+        # tasks have left it.
+        await asyncio.shield(begin_in_background(self._close()))
+
+    async def _close(self) -> None:
         try:
             await hang_up_tasks(self._handed_out)
-            await self._connection.close()
         finally:
+            end_session(self._connection)
             await self._pool.putconn(self._connection)
 
 
 # --- what both colours share ---------------------------------------------------------------------------------
+
+
+def end_session(connection: AnyConnection) -> None:
+    """Close a connection. `close()` would give it back, as it is, to a pool with `close_returns`."""
+    connection.pgconn.finish()
 
 
 def queries(

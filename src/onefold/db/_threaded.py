@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from onefold._kernel.checkout import log_release_error
 from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
@@ -286,7 +287,8 @@ class ThreadedConnection(Generic[H, A]):
 def _release(connection: Connection[Any]) -> None:
     try:
         connection.release()
-    except Exception:  # what was to be committed is committed: a connection lost now fails no request
+    except Exception as error:
+        log_release_error(error)
         _discard(connection)
 
 
