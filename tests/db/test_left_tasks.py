@@ -16,11 +16,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold._kernel.effects import Boundary, HandlerStatement, Statement
+from onefold.db._left_running import hang_up
 from onefold.db._psycopg_public import AsyncPsycopgConnection
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import TransactionMisused
 from tests.support.patience import PATIENCE_S
+from tests.worker.consuming import until
 
 ENDLESS = {
     "asyncpg": "SELECT pg_sleep(3600)",
@@ -136,6 +138,32 @@ async def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_l
     await over_psycopg.discard()
     assert task.done(), "its socket is another connection's by now"
     assert isinstance(task.exception(), (psycopg.OperationalError, TransactionMisused))
+
+
+async def test_a_discard_that_is_cancelled_closes_psycopg_s_connection_only_when_its_tasks_have_left_it(
+    over_psycopg: AsyncPsycopgConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = asyncio.create_task(over_psycopg.handle.execute(ENDLESS["psycopg"]))
+    await asyncio.sleep(0)
+    pool, connection = over_psycopg._pool, over_psycopg._connection
+    putconn, given_back = pool.putconn, []
+
+    async def note(connection: Any) -> None:
+        given_back.append((task.done(), connection.closed))
+        await putconn(connection)
+
+    monkeypatch.setattr(pool, "putconn", note)
+    monkeypatch.setattr("onefold.db._psycopg_handle.hang_up", lambda connection: None)
+    discarding = asyncio.create_task(over_psycopg.discard())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    discarding.cancel()
+    await asyncio.wait({discarding})
+    assert discarding.cancelled()
+    assert not given_back
+    hang_up(connection)
+    await until(lambda: bool(given_back))
+    assert given_back == [(True, True)]
 
 
 async def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
