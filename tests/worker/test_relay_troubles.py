@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from onefold._kernel.messages import Confirm, Message
-from onefold._worker import broker_watch
-from onefold.errors import BrokerError, BrokerUnavailable, ConnectionLost
+from onefold._worker import broker_watch, relay_loop
+from onefold._worker.relay_loop import Relay
+from onefold.errors import BrokerError, BrokerUnavailable, ConfigurationError, ConnectionLost
 from onefold.telemetry import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 from tests.worker.test_relay import running
 
@@ -174,3 +176,95 @@ async def test_a_broker_that_does_not_answer_is_told_once_and_by_health(
     assert len(told) == 2
     assert told[0].startswith("the broker has not answered for ")
     assert told[1].startswith("the broker has answered after ")
+
+
+class Acquiring:
+    """The acquiring of a database's connections, which `instead` takes the place of while it is set."""
+
+    def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.instead: Callable[[], Awaitable[None]] | None = None
+        self._acquire = stage.database.acquire
+        monkeypatch.setattr(stage.database, "acquire", self)
+
+    async def __call__(self) -> Any:
+        self.count += 1
+        if self.instead is not None:
+            await self.instead()
+        return await self._acquire()
+
+
+async def cancelled_elsewhere() -> None:
+    raise asyncio.CancelledError
+
+
+async def test_a_tick_whose_database_does_not_answer_is_told_by_health_and_loses_its_lease(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease is renewed on another connection, which works: for ever, with events that no other relay may send."""
+    for module in (broker_watch, relay_loop):
+        monkeypatch.setattr(module, "STALLED_S", 0.5)
+    acquiring, answering = Acquiring(stage, monkeypatch), asyncio.Event()
+    ticks: list[asyncio.Task[Any] | None] = []
+
+    async def hang_when_marking() -> None:
+        if asyncio.current_task() in ticks:  # the renewal beside it goes on
+            acquiring.instead = None
+            await answering.wait()
+
+    async def arm() -> None:
+        ticks.append(asyncio.current_task())
+        acquiring.instead = hang_when_marking
+        stage.broker.before = None
+
+    stage.broker.before = arm
+    await stage.write(("a", "a"))
+    async with running(stage, lease_s=0.6) as hanging:
+        await until(lambda: "the database has not answered for" in caplog.text)
+        assert hanging.idle_s > 0.5
+        other = ScriptedBroker()
+        async with running(stage, broker=other, lease_s=0.6):
+            await until(lambda: other.names == ["a"])
+        answering.set()
+        await until(lambda: hanging.idle_s < 0.5)
+
+
+async def test_a_cancellation_out_of_the_driver_does_not_end_the_renewal_of_a_lease(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    acquiring, answering = Acquiring(stage, monkeypatch), asyncio.Event()
+
+    async def wait() -> None:
+        await answering.wait()
+
+    stage.broker.before = wait
+    await stage.write(("a", "a"))
+    async with running(stage, lease_s=0.6):
+        await until(lambda: bool(stage.broker.calls))
+        acquiring.count, acquiring.instead = 0, cancelled_elsewhere
+        await until(lambda: acquiring.count == 1)
+        acquiring.instead = None
+        await until(lambda: acquiring.count == 3)
+        answering.set()
+        await until(lambda: stage.broker.names == ["a"])
+
+
+async def test_a_cancellation_out_of_the_driver_is_no_error_of_a_relay_that_stops(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    acquiring = Acquiring(stage, monkeypatch)
+    async with running(stage):
+        await until(lambda: acquiring.count > 2)
+        acquiring.instead = cancelled_elsewhere
+    assert "could not hand over its buckets" in caplog.text
+
+
+async def test_a_relay_that_ends_for_a_mistake_hands_its_buckets_over(stage: Stage) -> None:
+    class Mistaken(ScriptedBroker):
+        async def refresh(self) -> None:
+            raise ConfigurationError("on purpose")
+
+    with pytest.raises(ConfigurationError, match="on purpose"):
+        async with asyncio.timeout(PATIENCE_S):
+            await Relay(stage.database, Mistaken()).run(asyncio.Event())
+    assert await stage.fetch("SELECT count(*) FROM onefold_relay") == [(0,)]

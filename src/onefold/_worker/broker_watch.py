@@ -12,7 +12,8 @@ from onefold._kernel.foreign_cancellations import resist
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 
-#: How long a broker may leave a call unanswered before the relay counts as stalled: webhooks take their time.
+#: How long a broker, or the database, may leave a call unanswered before the relay counts as stalled: webhooks take
+#: their time.
 STALLED_S: Final = 300.0
 
 _log = logging.getLogger("onefold.relay")
@@ -23,16 +24,23 @@ class BrokerWatch:
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._answered_at = float("-inf")
         self._is_logged = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._since is not None
 
     @property
     def waited_s(self) -> float:
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
-    def stalled_s(self) -> float | None:
-        """For how long it has not answered, if that is longer than STALLED_S; else None."""
-        return self.waited_s if self.waited_s > STALLED_S else None
+    def progress_at(self) -> float:
+        """When the broker last answered. While a call is not unanswered for too long: now."""
+        if self._since is None:
+            return self._answered_at
+        return self._since if self.waited_s > STALLED_S else time.monotonic()
 
     def note(self) -> None:
         """Log a call that takes too long, once."""
@@ -51,6 +59,7 @@ class BrokerWatch:
         if self._is_logged:
             _log.warning("the broker has answered after %.0f s", self.waited_s)
         self._since, self._is_logged = None, False
+        self._answered_at = time.monotonic()
 
 
 class RelayExecutor(BrokerExecutor[Any]):

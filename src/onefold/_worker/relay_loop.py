@@ -49,7 +49,7 @@ from onefold._outbox.sending_trace import publish_traced
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
 from onefold._worker.backlog_measuring import measure_outbox, measuring
-from onefold._worker.broker_watch import BrokerWatch, RelayExecutor
+from onefold._worker.broker_watch import STALLED_S, BrokerWatch, RelayExecutor
 from onefold._worker.notify_listener import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
 
@@ -138,10 +138,9 @@ class Relay:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the relay last polled for events, or checked whether its pause is over; or since its broker
-        last answered, if that is too long ago."""
-        stalled_s = self._broker_watch.stalled_s
-        return time.monotonic() - self._turned_at if stalled_s is None else stalled_s
+        """Seconds since the relay last polled for events, checked whether its pause is over, or heard from its
+        broker. The time in which a broker answers a call does not count, unless it takes far too long."""
+        return time.monotonic() - max(self._turned_at, self._broker_watch.progress_at)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until stopped; then finish what is in flight and hand the buckets over.
@@ -185,6 +184,7 @@ class Relay:
             try:
                 sent = await resist(self._turn())
             except ProgrammerError:
+                await self._leave()
                 raise
             except OnefoldError as error:
                 await self._pause("the database", error, stop)
@@ -239,12 +239,21 @@ class Relay:
             await cancel_until_ended(beating)
 
     async def _beat(self, session: RelaySession) -> None:
+        """Renew the lease while a tick lasts. One whose database has stopped answering loses it: other relays, whose
+        connections work, take its buckets over."""
         while not session.expired:
             await asyncio.sleep(self._settings.lease_s / 3)
-            self._turned_at = time.monotonic()
             self._broker_watch.note()
+            if not self._broker_watch.is_waiting and (idle_s := self.idle_s) > STALLED_S:
+                _log.error(
+                    "relay %s: the database has not answered for %.0f s; other relays take its buckets over. If it "
+                    "does not go on by itself, restart the process",
+                    session.relay,
+                    idle_s,
+                )
+                return
             with suppress(Exception):  # the tick itself will find out
-                await self._run(session.renew())
+                await resist(self._run(session.renew()))
 
     def _report(self, sent: TickResult) -> None:
         if sent.confirmed or sent.failures:
@@ -328,8 +337,8 @@ class Relay:
         try:
             async with asyncio.timeout(LEAVE_S_MAX):
                 if self._session.unmarked is not None:
-                    await self._run(self._session.tick())
-                await self._run(self._session.leave())
+                    await resist(self._run(self._session.tick()))
+                await resist(self._run(self._session.leave()))
         except (OnefoldError, TimeoutError) as error:
             _log.warning(
                 "relay %s could not hand over its buckets; others take them when its lease expires: %s",
