@@ -401,6 +401,36 @@ async def test_a_relay_that_hears_of_commits_looks_once_for_each_and_seldom_by_i
         assert 1 <= looks[True] <= 10
 
 
+@pytest.mark.parametrize(
+    ("driver", "error"),
+    [
+        ("asyncpg", RuntimeError("a hook of the pool")),
+        ("asyncpg", asyncio.CancelledError()),
+        ("threads over psycopg", RuntimeError("a hook of the pool")),
+    ],
+)
+async def test_who_cannot_listen_at_first_listens_later(
+    driver: str, error: BaseException, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CancelledError out of a driver is not the listener's own end, and no other error is, either."""
+    monkeypatch.setattr(notify_listener, "RELISTEN_S", 0.01)
+    errors, wakeups = [error], Wakeups()
+    async with made(ONEFOLDS[driver], postgres_dsn) as once:
+        database = once._for_workers()
+        asked: Any = getattr(database, "database", database)
+        acquire = asked.acquire
+
+        def acquire_later() -> Any:
+            if errors:
+                raise errors.pop()
+            return acquire()
+
+        monkeypatch.setattr(asked, "acquire", acquire_later)
+        async with listening(database, lambda: None, wakeups=wakeups):
+            await until(lambda: bool(wakeups.listeners))
+    assert not errors
+
+
 async def test_an_ear_that_hears_nothing_does_not_count(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As through a pooler that shares sessions between clients: LISTEN is taken, and what is told goes elsewhere."""
     heard, wakeups = asyncio.Event(), Wakeups()

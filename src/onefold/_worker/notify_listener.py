@@ -18,7 +18,7 @@ from uuid import uuid4
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.foreign_cancellations import cancel_until_ended
+from onefold._kernel.foreign_cancellations import cancel_until_ended, resist
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
@@ -41,6 +41,8 @@ _WAIT_S: Final = 0.1
 #: How long the server may take to end the listening of a session, and how long a thread that listens is waited for.
 _UNLISTEN_S: Final = 1.0
 _LEAVE_S: Final = 10.0
+
+_LOST: Final = "nothing listens for NOTIFY at the moment, until a new connection does: %s"
 
 _log = logging.getLogger("onefold.worker")
 
@@ -97,30 +99,34 @@ class _NotifyListener:
     async def listen_async(self, database: AsyncDatabase[Any]) -> None:
         while True:
             try:
-                connection = await database.acquire()
-            except OnefoldError:
-                await asyncio.sleep(RELISTEN_S)
-                continue
-            try:
-                driver = await _async_driver(connection.handle)
-                if hasattr(driver, "add_listener"):
-                    await self._with_asyncpg(driver, database)
-                elif callable(getattr(driver, "notifies", None)):
-                    await self._with_psycopg(driver, database)
-                else:
-                    return  # this driver cannot: the relay polls
-            except Exception as error:  # a vendor's, of any kind: it only costs the hint
-                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
-            finally:
-                await self._release_async(connection)
+                if not await resist(self._listen_once(database)):
+                    return
+            except Exception as error:  # of a vendor or of a pool's hook: it only costs the hint
+                _log.debug(_LOST, error)
             await asyncio.sleep(RELISTEN_S)
+
+    async def _listen_once(self, database: AsyncDatabase[Any]) -> bool:
+        """Listen until the connection is lost. False: this driver cannot listen, and the caller polls."""
+        connection = await database.acquire()
+        try:
+            driver = await _async_driver(connection.handle)
+            if hasattr(driver, "add_listener"):
+                await self._with_asyncpg(driver, database)
+            elif callable(getattr(driver, "notifies", None)):
+                await self._with_psycopg(driver, database)
+            else:
+                return False
+        finally:
+            await self._release_async(connection)
+        return True
 
     def listen(self, database: Database[Any], stop: threading.Event) -> None:
         """Listen on this thread, with a synchronous driver."""
         while not stop.is_set():
             try:
                 connection = database.acquire()
-            except OnefoldError:
+            except Exception as error:
+                _log.debug(_LOST, error)
                 stop.wait(RELISTEN_S)
                 continue
             try:
@@ -140,7 +146,7 @@ class _NotifyListener:
                 finally:
                     self._wakeups.listeners.discard(self)
             except Exception as error:
-                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+                _log.debug(_LOST, error)
             finally:
                 self._release(connection)
             stop.wait(RELISTEN_S)
