@@ -1,7 +1,7 @@
 """What a handler leaves to be done after its answer: done when that goes out, and not when another takes its place.
 
-A plain response is followed by its tasks in the same breath, after COMMIT. Middleware in between may run them
-earlier: it has the response, and has not sent it on yet (or, as Starlette's BaseHTTPMiddleware, is sending it in
+The framework runs the tasks of a plain response right after sending it, so after COMMIT. Middleware in between may run
+them earlier: it has the response, and has not sent it on yet (or, as Starlette's BaseHTTPMiddleware, is sending it in
 another task). Waiting for the outcome there would wait for a middleware that itself waits; so a task that comes too
 early is handed to the guarded request, and the adapter runs it when the answer has gone out.
 

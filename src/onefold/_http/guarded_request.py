@@ -4,9 +4,9 @@ A `RequestGuard` looks at the head of each request. What concerns it becomes a `
 the body (claim), and ends in exactly one of `finish` (the handler answered) and `abort` (it did not). All three are
 flows. What a guarded request returns is what to send; None means: go on with what you have.
 
-It is the one object that goes with a request: `with` it, the application runs, and finds it in the scope or environ and
-in `current_request`. The decorator of the handler notes there that the handler was reached and what it raised, a
-response what cut it short, the adapter what was sent.
+It is the one object that goes with a request: the application runs inside `with guarded:`, and code finds the object in
+the scope or environ and in `current_request`. The decorator of the handler notes there that the handler was reached and
+what it raised, a response what cut it short, the adapter what was sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cancellations that cross what others have written: those that are not meant for a task, and those that do not arrive.
+"""Cancellations that come out of third-party code, though not meant for a task, and those that get lost in it.
 
 A future that was cancelled elsewhere (a driver's, a broker client's) raises CancelledError in whatever awaits it. Taken
 for a stop, it would silently end a task that works in the background, and that nothing starts again.
@@ -44,7 +44,8 @@ async def resist(work: Awaitable[T]) -> T:
 
 async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait for their ends, whichever these are. One that goes on for too long is cancelled again: it
-    may have lost its cancellation. Who is cancelled in here leaves none of them behind."""
+    may have lost its cancellation. If the caller is cancelled meanwhile, they are ended all the same before
+    CancelledError is raised."""
     running = set(tasks)
     ours: asyncio.CancelledError | None = None
     while running:

@@ -325,11 +325,11 @@ class RelaySession:
         sent = TickResult()
         began = await Now()
         stopped: set[bytes | None] = set()
-        open_: set[str] = set()
-        away: list[tuple[ClaimedRow, BrokerUnavailable]] = []
+        confirming: set[str] = set()
+        not_taken: list[tuple[ClaimedRow, BrokerUnavailable]] = []
         for number, ready in enumerate(rounds(rows)):
-            shut = {row.destination for row, _ in away} - open_
-            sendable = [row for row in ready if row.stream not in stopped and row.destination not in shut]
+            closed = {row.destination for row, _ in not_taken} - confirming
+            sendable = [row for row in ready if row.stream not in stopped and row.destination not in closed]
             going = self._destinations.select(sendable, first=number == 0)
             if not going or (number and not await self._goes_on(began)):
                 break
@@ -338,35 +338,35 @@ class RelaySession:
                     case None:
                         sent.confirmed.append(row.position)
                         sent.count(row.destination, confirmed=1)
-                        if row.destination not in open_:
-                            open_.add(row.destination)
+                        if row.destination not in confirming:
+                            confirming.add(row.destination)
                             if self._destinations.note_confirmed(row.destination):
                                 sent.resumed.append(row.destination)
                         continue
                     case MessageRefused():
                         self._fail(sent, row, confirm, counted=True)
                     case BrokerUnavailable():
-                        away.append((row, confirm))
+                        not_taken.append((row, confirm))
                 if row.stream is not None:
                     stopped.add(row.stream)
-        self._judge(sent, away, open_, await Now())
+        self._judge(sent, not_taken, confirming, await Now())
         return sent
 
     def _judge(
-        self, sent: TickResult, away: Sequence[tuple[ClaimedRow, BrokerUnavailable]], open_: set[str], now: float
+        self, sent: TickResult, not_taken: list[tuple[ClaimedRow, BrokerUnavailable]], confirming: set[str], now: float
     ) -> None:
         """What it means that some were not taken now."""
-        shut: dict[str, BrokerUnavailable] = {}
-        for row, error in away:
-            if row.destination in open_:
+        closed: dict[str, BrokerUnavailable] = {}
+        for row, error in not_taken:
+            if row.destination in confirming:
                 self._fail(sent, row, error, counted=row.failed_before and not isinstance(error, NotSent))
             else:
-                shut[row.destination] = error
-        for name, error in shut.items():
+                closed[row.destination] = error
+        for name, error in closed.items():
             if self._destinations.note_refused_all(name, now):
                 sent.paused[name] = error
-        if shut and not sent.confirmed:
-            sent.outage = next(iter(shut.values()))
+        if closed and not sent.confirmed:
+            sent.outage = next(iter(closed.values()))
 
     def _fail(self, sent: TickResult, row: ClaimedRow, error: BrokerError, *, counted: bool) -> None:
         attempt = row.finished + counted

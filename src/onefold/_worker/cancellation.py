@@ -10,10 +10,11 @@ from weakref import WeakSet
 from onefold._kernel.foreign_cancellations import cancel_until_ended
 
 #: Tasks that `cancel_task` has cancelled.
-_ending: WeakSet[asyncio.Task[Any]] = WeakSet()
+_cancelled_by_us: WeakSet[asyncio.Task[Any]] = WeakSet()
 
 
 async def either(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -25,7 +26,7 @@ async def either(*events: asyncio.Event) -> None:
 
 def cancel_task(task: asyncio.Task[Any]) -> None:
     """Cancel a task, so that `may_go_on` distinguishes it from a cancellation inside the task."""
-    _ending.add(task)
+    _cancelled_by_us.add(task)
     task.cancel()
 
 
@@ -36,7 +37,7 @@ def may_go_on() -> bool:
     tasks before it is closed looks the same; then the tasks that started this one are cancelled, too, and cancel it so.
     """
     task = asyncio.current_task()
-    if task is None or task in _ending:
+    if task is None or task in _cancelled_by_us:
         return False
     while task.uncancel():
         pass
@@ -52,5 +53,5 @@ async def join_tasks(running: Iterable[asyncio.Task[None]], grace_s: float | Non
     try:
         await asyncio.wait(tasks, timeout=grace_s)
     finally:
-        _ending.update(tasks)
+        _cancelled_by_us.update(tasks)
         await cancel_until_ended(*tasks)

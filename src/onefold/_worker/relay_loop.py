@@ -127,7 +127,7 @@ class Relay:
         #: Of a broker whose destinations change while it is open.
         self._refresh: Callable[[], Awaitable[None]] | None = getattr(broker, "refresh", None)
         self._buckets: int | None = None
-        #: What is unavailable (broker, database), and how often the relay has waited for it.
+        #: Why the relay is paused (broker, database, an unexpected error), and how often it has waited for its end.
         self._pauses: dict[str, int] = {}
         self._session = self._new_session()
         self._entered = False
@@ -191,10 +191,10 @@ class Relay:
                 continue
             except Exception as error:  # if it ended the relay, nothing would be published until a restart
                 _log.exception("relay %s failed; it tries again", self._session.relay)
-                await self._pause("onefold", error, stop)
+                await self._pause("an unexpected error", error, stop)
                 continue
             self._resume("the database")
-            self._resume("onefold")
+            self._resume("an unexpected error")
             if sent.outage is not None:
                 await self._pause("the broker", sent.outage, stop)
                 continue
@@ -365,14 +365,14 @@ class Relay:
         executor = RelayExecutor(self._database, self._broker, self._broker_watch)
         return await run_on(self._database, flow, executor)
 
-    async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
+    async def _pause(self, cause: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease expires; report the first wait."""
-        if who not in self._pauses:
+        if cause not in self._pauses:
             relay, extra = self._session.relay, log_extra("relay.paused")
-            _log.warning("relay %s paused (%s): %s; it tries again", relay, who, error, extra=extra)
+            _log.warning("relay %s paused (%s): %s; it tries again", relay, cause, error, extra=extra)
             if not self._pauses:
-                emit(self._listener, RelayPaused(f"{who}: {error}"))
-        count = self._pauses[who] = self._pauses.get(who, 0) + 1
+                emit(self._listener, RelayPaused(f"{cause}: {error}"))
+        count = self._pauses[cause] = self._pauses.get(cause, 0) + 1
         ceiling_s = min(PAUSES.ceiling_s(count, throttled=False), self._settings.lease_s / 3)
         wait_s = ceiling_s * at_least_half(self._draw)
         certain_s = min(wait_s, PAUSES.transient_base_s)
@@ -382,12 +382,17 @@ class Relay:
         # An event that is committed now may have another destination, which takes it.
         await self.signal.wait(wait_s - certain_s)
 
-    def _resume(self, who: str) -> None:
-        """Note that it is back. The relay is reported as resumed when nothing else is unavailable."""
-        if self._pauses.pop(who, None) is None:
+    def _resume(self, cause: str) -> None:
+        """Note that the cause of a pause is gone. The relay is reported as resumed when there is no other."""
+        if self._pauses.pop(cause, None) is None:
             return
         if self._pauses:
-            _log.info("relay %s: %s is back; still paused (%s)", self._session.relay, who, ", ".join(self._pauses))
+            _log.info(
+                "relay %s: the pause (%s) is over; still paused (%s)",
+                self._session.relay,
+                cause,
+                ", ".join(self._pauses),
+            )
         else:
-            _log.info("relay %s resumed: %s is back", self._session.relay, who, extra=log_extra("relay.resumed"))
+            _log.info("relay %s resumed (%s)", self._session.relay, cause, extra=log_extra("relay.resumed"))
             emit(self._listener, RelayResumed())

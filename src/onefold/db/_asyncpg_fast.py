@@ -355,7 +355,7 @@ class FastConnection(AsyncpgStatements):
         if cancelling:
             # A statement was cancelled: let asyncpg tell the server so, which would otherwise finish it first, and keep
             # the request's locks as long.
-            with suppress(*VENDOR_ERRORS):  # it does not hear
+            with suppress(*VENDOR_ERRORS):  # the server did not confirm in time
                 await connection._protocol._wait_for_cancellation(pool.patience_s)
         connection.terminate()
         with suppress(*VENDOR_ERRORS):  # terminated: there may be nothing to give back

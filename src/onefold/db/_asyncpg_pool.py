@@ -29,7 +29,7 @@ class FairPool:
     def __init__(self, pool: Pool, *, patience_s: float) -> None:
         self.pool: Any = pool
         self.patience_s = patience_s
-        #: Who waits, and until when. All have the same patience, so the first in line is the first to lose it.
+        #: What waits, and until when. All have the same time-out, so the first in line expires first.
         self._line: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._acquiring: set[asyncio.Task[None]] = set()

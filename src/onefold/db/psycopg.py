@@ -205,7 +205,7 @@ class _Opened:
 def _is_gone(connection: AnyConnection) -> bool:
     """Whether the server closed an idle connection: seen from what it sent last, without asking it."""
     try:
-        connection.pgconn.consume_input()  # its last words, if any
+        connection.pgconn.consume_input()  # a message that the server sent before it closed
         connection.pgconn.consume_input()  # the end of the stream
     except psycopg.OperationalError:
         return True

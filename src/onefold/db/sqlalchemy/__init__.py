@@ -87,7 +87,7 @@ class SqlalchemyDatabase:
 
     def close(self) -> None:
         """The engine is the application's; what we have opened beside its file is closed."""
-        _rest(self._engine)
+        _close_lock_file(self._engine)
 
 
 class AsyncSqlalchemyDatabase:
@@ -135,7 +135,7 @@ class AsyncSqlalchemyDatabase:
         """The engine is the application's; what is still on its way back to it is waited for."""
         self._pool.check()  # a later dispose() cannot close what another loop has left
         await self._shielded.finish(_RETURNS_S_MAX)
-        _rest(self._engine.sync_engine)
+        _close_lock_file(self._engine.sync_engine)
 
 
 class _InGreenlet:
@@ -237,7 +237,7 @@ def _prepare(connection: Connection, place: Place) -> SqlalchemyConnection:
         raise
 
 
-def _rest(engine: Engine) -> None:
+def _close_lock_file(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         lock_file(os.path.realpath(_file(engine))).rest()
 

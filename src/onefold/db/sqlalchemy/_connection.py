@@ -69,7 +69,7 @@ class SqlalchemyConnection:
             count = 0
             for item in self._as_ourselves(items):
                 count = self._execute(item) if isinstance(item, Statement) else self._cross(item)
-            self._rest(keep=True)
+            self._end_turn(keep=True)
             return count
 
     def fetch(self, statement: Statement) -> list[Row]:
@@ -81,7 +81,7 @@ class SqlalchemyConnection:
                     rows = [tuple(row) for row in cursor.fetchall()]
             else:
                 rows = [tuple(row) for row in self._send(statement)]
-            self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
+            self._end_turn(keep=True)  # it may have written: UPDATE ... RETURNING
             return rows
 
     def query(self, statement: HandlerStatement) -> NamedRows:
@@ -141,7 +141,7 @@ class SqlalchemyConnection:
                 yield
         except (exc.SQLAlchemyError, vendor_error, OSError, OverflowError, UnicodeError) as error:
             with suppress(exc.SQLAlchemyError, vendor_error, OSError), self.handed_out.our_turn():
-                self._rest(keep=False)
+                self._end_turn(keep=False)
             raise translate_error(self._connection, error) from error
         except BaseException:  # a time limit, a signal: the application may get this connection next
             with suppress(Exception):
@@ -258,7 +258,7 @@ class SqlalchemyConnection:
     def _set_up(self) -> None:
         self._level = ConnectionIsolation(self._connection)
 
-    def _rest(self, *, keep: bool) -> None:
+    def _end_turn(self, *, keep: bool) -> None:
         """The end of our turn. What was done outside a transaction is over: nothing of ours stays open."""
         self._end_alone()
         if self._begun is None and self._connection.in_transaction():

@@ -42,7 +42,7 @@ class OverSqlite(SqlalchemyConnection):
         self._locks = self._key_locks(driver)
         self._isolation_level = driver.isolation_level
         driver.isolation_level = None  # sqlite3 shall not begin by itself
-        self._rest(keep=False)
+        self._end_turn(keep=False)
 
     def _key_locks(self, driver: Any) -> KeyLocks:
         """Made once for a connection of the pool's, which keeps what we note about it."""
@@ -121,22 +121,22 @@ class OverSqlite(SqlalchemyConnection):
     def _commit(self) -> None:
         super()._commit()
         self._wanted = self._writing = False
-        self._rest(keep=False)
+        self._end_turn(keep=False)
 
     def _rollback(self) -> None:
         super()._rollback()
         self._wanted = self._writing = False
-        self._rest(keep=False)
+        self._end_turn(keep=False)
 
     def _savepoint(self, item: Boundary | Nested) -> None:
         if (item.boundary if isinstance(item, Nested) else item) is Boundary.SAVEPOINT:
             self._begin(None)  # the handler's first touch may be a savepoint
         super()._savepoint(item)
 
-    def _rest(self, *, keep: bool) -> None:
+    def _end_turn(self, *, keep: bool) -> None:
         if not self._wanted and not self._writing and self._in_transaction:
             self._begun = None
-            super()._rest(keep=keep)
+            super()._end_turn(keep=keep)
         if self._begun is None:
             self._begun = self._connection.begin()
 
