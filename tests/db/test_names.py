@@ -8,7 +8,8 @@ run a stranger's code with our rights.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -40,8 +41,10 @@ from onefold.db._migrations import migrate
 from onefold.db._postgres_text import qualify_tables
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import PsycopgDatabase
+from onefold.errors import ConfigurationError
 from onefold.testing.servers import PrivatePostgres
 from tests.db.parts import PARTS
+from tests.db.roles import create_login
 
 TYPES = (
     "bytea", "text", "bigint", "integer", "smallint", "numeric", "timestamp with time zone", "interval", "oid", "name",
@@ -107,6 +110,71 @@ async def test_every_part_runs_and_calls_no_stranger(invaded: str) -> None:
             await part(database)
     finally:
         await database.close()
+
+
+# --- a table that looks like ours ---------------------------------------------------------------------------------
+
+#: How a stranger has its code run by who reads or writes a table of its own, and the code.
+TRAPS = {
+    "a trigger": "CREATE TABLE onefold_migration (version int PRIMARY KEY, applied_at timestamptz);"
+    "CREATE FUNCTION trap() RETURNS trigger {stranger};"
+    "CREATE TRIGGER trap BEFORE INSERT ON onefold_migration FOR EACH ROW EXECUTE FUNCTION trap()",
+    "a policy": "CREATE TABLE onefold_migration (version int PRIMARY KEY, applied_at timestamptz);"
+    "INSERT INTO onefold_migration VALUES (1, now());"
+    "CREATE FUNCTION trap() RETURNS boolean {stranger}; CREATE POLICY trap ON onefold_migration USING (trap());"
+    "ALTER TABLE onefold_migration ENABLE ROW LEVEL SECURITY",
+    "a view": "CREATE FUNCTION trap() RETURNS int {stranger};"
+    "CREATE VIEW onefold_migration AS SELECT trap() AS version, now() AS applied_at",
+}
+
+
+@pytest.mark.parametrize("migrates_as", ["superuser", "a role of its own"])
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_stranger_who_makes_a_table_of_our_name_first_has_no_code_run_by_who_migrates(
+    postgres: PrivatePostgres, trap: str, migrates_as: str
+) -> None:
+    dsn = postgres.fresh_database()
+    database = dsn.rpartition("/")[2]
+    stranger = create_login(f"stranger_in_{database}", dsn)
+    ours = dsn if migrates_as == "superuser" else create_login(f"ours_in_{database}", dsn)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("GRANT CREATE ON SCHEMA public TO public")
+    with psycopg.connect(stranger, autocommit=True) as connection:
+        connection.execute(TRAPS[trap].format(stranger=_STRANGER).encode())
+        connection.execute("GRANT ALL ON onefold_migration TO public")
+    if (trap, migrates_as) != ("a policy", "superuser"):  # the control: the trap works; no policy binds a superuser
+        sql = "INSERT INTO onefold_migration VALUES (2, now())" if trap == "a trigger" else "TABLE onefold_migration"
+        with psycopg.connect(ours) as connection, pytest.raises(psycopg.Error, match="a stranger's code runs as"):
+            connection.execute(sql.encode())
+    with (
+        closing(PsycopgDatabase(ours)) as opened,
+        pytest.raises(ConfigurationError, match=f"onefold_migration belongs to the role 'stranger_in_{database}'"),
+    ):
+        run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))
+    postgres.drop_database(dsn)
+
+
+def test_a_member_of_the_role_that_owns_the_tables_may_migrate_and_a_reader_finds_them_up_to_date(
+    postgres: PrivatePostgres,
+) -> None:
+    dsn = postgres.fresh_database()
+    database = dsn.rpartition("/")[2]
+    owner, member, reader = (create_login(f"{name}_in_{database}", dsn) for name in ("owner", "member", "reader"))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("GRANT CREATE ON SCHEMA public TO public")
+        connection.execute(f"GRANT owner_in_{database} TO member_in_{database}".encode())
+    known = MIGRATIONS["postgres"]
+    applied = [set(_migrate_as(owner, {1: known[1]})), set(_migrate_as(member, known))]
+    assert applied == [{1}, known.keys() - {1}]
+    with psycopg.connect(owner, autocommit=True) as connection:
+        connection.execute("GRANT SELECT ON onefold_migration TO public")
+    assert _migrate_as(reader, known) == []
+    postgres.drop_database(dsn)
+
+
+def _migrate_as(dsn: str, known: Mapping[int, tuple[str, ...]]) -> list[int]:
+    with closing(PsycopgDatabase(dsn)) as opened:
+        return run(migrate("postgres", known), ThreadExecutor(opened))
 
 
 # --- statement by statement ------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def upgrade(op: Operations, *, after: int = 0) -> list[int]:
         The versions that were applied: none where `onefold migrate`, or an earlier revision, was first.
 
     Raises:
-        ConfigurationError: The database is neither PostgreSQL nor SQLite.
+        ConfigurationError: The database is neither PostgreSQL nor SQLite, or the tables belong to another role.
     """
     context = op.get_context()
     name = context.dialect.name
@@ -52,7 +52,7 @@ def upgrade(op: Operations, *, after: int = 0) -> list[int]:
         applied: set[int] | None = {version for version in known if version <= after} or None
     else:
         bind = op.get_bind()
-        applied = read_applied(dialect, lambda text: bind.exec_driver_sql(text).all())
+        applied = read_applied(dialect, known, lambda text: bind.exec_driver_sql(text).all())
     versions = sorted(known.keys() - (applied or set()))
     for text in missing_statements(dialect, known, applied):
         op.execute(_escape(text))

@@ -7,6 +7,10 @@ Postgres and SQLite undo DDL with its transaction, so a crash leaves the schema 
 What is applied together is noted by one statement, and so with one time, whatever tool executes it: that shows later
 which release has made a database (`_idempotency/database_origin.py`).
 
+On Postgres another role may create in a schema where we look (`public`, for many). An `onefold_migration` of its making
+could run its code with our rights: by a trigger when it is written, by a view or a policy already when it is read. It
+is written only where our own role has it, and not read where that would run code of a stranger's.
+
 Rolling upgrades. A release that finds migrations it does not know leaves them alone and goes on: every migration must
 leave a schema that the release before it can work with (its statements are recorded, and run against the new one).
 """
@@ -20,6 +24,7 @@ from typing import Any, TypeAlias
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement
 from onefold._kernel.pg_catalog import qualified
+from onefold.errors import ConfigurationError
 
 Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 
@@ -27,9 +32,18 @@ Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 _LOCK_ID = 6_018_373_285_120_474_113
 
 #: Not to_regclass: in a session that has called it before, it may still return NULL after the wait for the lock.
+#: Finds the owner where it is a stranger ('' where it is not), and whether reading runs code of the owner's. A
+#: superuser is a member of every role, but must not run what others have written.
 _EXISTS = {
-    "postgres": "SELECT 1 FROM pg_class WHERE relname = 'onefold_migration' AND pg_table_is_visible(oid)",
-    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'onefold_migration'",
+    "postgres": """
+SELECT CASE WHEN owner.rolname = current_user THEN '' WHEN owner.rolsuper THEN ''
+            WHEN (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN owner.rolname
+            WHEN pg_has_role(owner.oid, 'USAGE') THEN '' ELSE owner.rolname END,
+       relkind <> 'r' OR relhasrules OR relrowsecurity
+FROM pg_class JOIN pg_roles AS owner ON owner.oid = relowner
+WHERE relname = 'onefold_migration' AND pg_table_is_visible(pg_class.oid)
+""",
+    "sqlite": "SELECT '', false FROM sqlite_master WHERE type = 'table' AND name = 'onefold_migration'",
 }
 
 _CREATE = {
@@ -67,7 +81,7 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
         await Batch((Boundary.BEGIN, *_to_statements(dialect, _LOCK[dialect])))
         missing = _missing(migrations, await _fetch_applied(dialect))
         items: list[BatchItem] = []
-        if missing and not await Fetch(*_to_statements(dialect, [_EXISTS[dialect]])):
+        if missing and not _is_there(await _look(dialect), to_write=True):
             items += _to_statements(dialect, [_CREATE[dialect]])
         items += _to_statements(dialect, _texts_of(dialect, missing, migrations))
         await Batch((*items, Boundary.COMMIT))
@@ -108,11 +122,17 @@ def lock_statements(dialect: str) -> list[str]:
     return [_QUALIFY[dialect](text) for text in _LOCK[dialect]]
 
 
-def read_applied(dialect: str, fetch: Callable[[str], Sequence[Sequence[Any]]]) -> set[int] | None:
-    """What is applied, read on a connection in a transaction of another tool. None: nothing ever was."""
-    if not fetch(_QUALIFY[dialect](_EXISTS[dialect])):
+def read_applied(
+    dialect: str, migrations: Migrations, fetch: Callable[[str], Sequence[Sequence[Any]]]
+) -> set[int] | None:
+    """What is applied, read on a connection in a transaction of another tool that applies what is missing. None:
+    nothing ever was."""
+    found = fetch(_QUALIFY[dialect](_EXISTS[dialect]))
+    if not _is_there(found, to_write=False):
         return None
-    return {row[0] for row in fetch(_APPLIED)}
+    applied = {row[0] for row in fetch(_APPLIED)}
+    _is_there(found, to_write=bool(_missing(migrations, applied)))
+    return applied
 
 
 def missing_statements(dialect: str, migrations: Migrations, applied: set[int] | None) -> list[str]:
@@ -134,8 +154,24 @@ def _texts_of(dialect: str, versions: Sequence[int], migrations: Migrations) -> 
     return [*texts, f"INSERT INTO onefold_migration (version, applied_at) VALUES {rows}"]
 
 
+async def _look(dialect: str) -> Sequence[Sequence[Any]]:
+    return await Fetch(*_to_statements(dialect, [_EXISTS[dialect]]))
+
+
+def _is_there(found: Sequence[Sequence[Any]], *, to_write: bool) -> bool:
+    """Whether _EXISTS found the table. Raises ConfigurationError where code of a stranger's would run."""
+    for stranger, is_run_by_reading in found:
+        if stranger and (to_write or is_run_by_reading):
+            raise ConfigurationError(
+                f"onefold_migration belongs to the role {stranger!r}, which could have its own code run by the role "
+                f"that migrates. If {stranger!r} made onefold's tables, migrate as that role; if not, drop what it "
+                "made, or put onefold's tables into a schema where no stranger may create (`onefold docs postgres`)"
+            )
+    return bool(found)
+
+
 async def _fetch_applied(dialect: str) -> set[int]:
-    if not await Fetch(*_to_statements(dialect, [_EXISTS[dialect]])):
+    if not _is_there(await _look(dialect), to_write=False):
         return set()
     return {version for (version,) in await Fetch(Statement(_APPLIED))}
 
