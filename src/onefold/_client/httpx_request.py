@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import cache, partial
+from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
 from onefold._client import socket_limits
@@ -38,9 +39,7 @@ class _SharedRequest:
     """One request, as the retry loop sees it. It is the caller's, who may send it again: an attempt that needs more
     than it has, a key or shorter limits, sends a copy."""
 
-    __slots__ = (
-        "_added", "_file", "_inner", "_request", "_unsized", "_vendor", "host", "method", "options", "streams",
-    )  # fmt: skip
+    __slots__ = ("_added", "_inner", "_request", "_unsized", "_vendor", "host", "method", "options", "streams")
 
     def __init__(self, request: Request, inner: Any, vendor: Any) -> None:
         self._request = request
@@ -51,8 +50,6 @@ class _SharedRequest:
         self.method: str = request.method
         self.host: str = request.url.netloc.decode("ascii")
         self.options: dict[str, Any] = request.extensions
-        #: A body that is a file, and where it begins.
-        self._file: tuple[Any, int] | None = None
         self.streams = False
         #: An answer of unknown length is arriving.
         self._unsized = False
@@ -70,13 +67,9 @@ class _SharedRequest:
         stream = self._request.stream
         if isinstance(stream, self._vendor.ByteStream):
             return True
-        file: Any = getattr(stream, "_stream", None)
-        if _rereadable(file):
-            self._file = (file, file.tell())
-            return True
-        fields = getattr(stream, "fields", None)  # a multipart body: its files are read again from where they began
+        fields = getattr(stream, "fields", None)  # a multipart body, which rewinds its files itself
         return fields is not None and all(
-            isinstance(file := getattr(field, "file", b""), bytes | str) or _rereadable(file) for field in fields
+            isinstance(file := getattr(field, "file", b""), bytes | str) or _can_be_rewound(file) for field in fields
         )
 
     def status(self, response: Response) -> int:
@@ -152,9 +145,23 @@ class _SharedRequest:
 
 
 class HttpxRequest(_SharedRequest):
-    """On threads."""
+    """On threads, where a body that is a file is rewound before each attempt."""
 
-    __slots__ = ()
+    __slots__ = ("_file",)
+
+    def __init__(self, request: Request, inner: Any, vendor: Any) -> None:
+        super().__init__(request, inner, vendor)
+        #: A body that is a file, and where it begins.
+        self._file: tuple[Any, int] | None = None
+
+    def can_be_resent(self) -> bool:
+        if super().can_be_resent():
+            return True
+        file: Any = getattr(self._request.stream, "_stream", None)
+        if not _can_be_rewound(file):
+            return False
+        self._file = (file, file.tell())
+        return True
 
     def body(self) -> bytes:
         whole = b"".join(self._request.stream)
@@ -301,9 +308,10 @@ def _find_header(headers: Any, name: bytes) -> str | None:
     return None
 
 
-def _rereadable(file: object) -> bool:
+def _can_be_rewound(file: Any) -> bool:
+    """Not a file that is read with `await`, whatever it says of itself: nothing here would wait for it."""
     seekable = getattr(file, "seekable", None)
-    return bool(seekable is not None and seekable())
+    return seekable is not None and not iscoroutinefunction(getattr(file, "read", None)) and bool(seekable())
 
 
 def _is_good(response: Response) -> bool:

@@ -8,14 +8,17 @@ import re
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.clients import Reason, options, report_of
+from onefold.errors import BodyNotReplayable
 from onefold.testing.scripted_server import Act, Chunks, Half, ReceivedRequest, Reply, Reset, ScriptedServer, Trickle
 from tests.client.http.clients import Kind, only
 
@@ -76,6 +79,27 @@ async def test_a_body_of_which_only_a_part_was_taken_is_sent_again_from_its_begi
             reply = await caller.send("PUT", server.url, **sent)
     assert reply.body == b"done"
     assert (LARGE[:MEGABYTE] if form == "large" else LARGE) in server.requests[-1].body
+
+
+@pytest.mark.parametrize("intended", [False, True], ids=["", "intent"])
+@pytest.mark.parametrize("in_a_form", [False, True], ids=["", "form"])
+@only(lambda kind: kind.on_tasks)
+async def test_a_file_that_is_read_with_await_is_refused_before_it_is_read(
+    kind: Kind, patient: RetryPolicy, in_a_form: bool, intended: bool, tmp_path: Path
+) -> None:
+    """No client rewinds it: the second attempt would have nothing to send."""
+    place = tmp_path / "upload.bin"
+    place.write_bytes(b"all of it")
+    retrying = Retrying(patient, generate_keys=True, journal=tmp_path / "journal.db")
+    with ScriptedServer([Reply(503), Reply(200)]) as server:
+        async with kind.opened(retrying) as caller, await anyio.open_file(place, "rb") as file:
+            sent: dict[str, Any] = {"files": {"file": file}} if in_a_form else {"content": file}
+            block = onefold.intent("upload:1") if intended else nullcontext()
+            with block, pytest.raises(BodyNotReplayable, match="can be sent only once"):
+                await caller.send("PUT", server.url, **sent)
+            assert await file.tell() == 0
+    await retrying.aclose()
+    assert server.requests == []
 
 
 # httpx takes a file for a stream, which is refused: see the tests of keys.
