@@ -160,10 +160,12 @@ class HttpxRequest(_SharedRequest):
         file: Any = getattr(self._request.stream, "_stream", None)
         if not _can_be_rewound(file):
             return False
-        self._file = (file, file.tell())
+        if self._file is None:  # asked again after an attempt, it has been read
+            self._file = (file, file.tell())
         return True
 
     def body(self) -> bytes:
+        self._rewind()
         whole = b"".join(self._request.stream)
         self._rewind()
         return whole

@@ -77,7 +77,7 @@ class OutgoingRequest(Protocol[R_contra]):
         ...
 
     def body(self) -> Any:
-        """The whole body, as bytes; it can still be sent afterwards."""
+        """The whole body, as bytes, whether it was sent already or not; it can still be sent afterwards."""
         ...
 
     def patience_s(self, left_s: float) -> float:

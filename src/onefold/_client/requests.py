@@ -93,6 +93,7 @@ class RequestsRequest:
     def body(self) -> bytes:
         body: Any = self._request.body
         if hasattr(body, "read"):
+            body.seek(self._position())
             content = body.read()
             body.seek(self._position())
             body = content
