@@ -130,7 +130,8 @@ class HttpCallFactory:
         call.generates = generates
         if (before := pending_redirect()) is not None:
             remember_redirect(None)
-            if _follows(call, before) and before.url == normalize_url(request.address()):
+            # Its body is compared. One that can be sent once is no redirect's, and reading it would be its end.
+            if _follows(call, before) and before.url == normalize_url(request.address()) and request.can_be_resent():
                 call.redirect = before
         if generates and call.key is None and call.block is None and call.redirect is None:
             call.name(new_id(wall_ms()))

@@ -20,7 +20,7 @@ from onefold import Retrying, RetryPolicy
 from onefold.errors import IntentReused
 from onefold.testing.scripted_server import Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
-from tests.client.http.test_keys import keys, noted
+from tests.client.http.test_keys import Pieces, keys, noted, piecewise
 
 TOKEN_FORM = {"grant_type": "client_credentials", "scope": "pay"}
 TOKEN_JSON = {"grant_type": "refresh_token", "refresh_token": "hunter2"}
@@ -290,6 +290,16 @@ async def test_a_redirect_that_is_not_followed_gives_its_key_to_no_other_call(ki
             await caller.send("POST", f"{server.url}/new", content=b"another")
             await caller.send("POST", f"{server.url}/new", content=b"body")
     assert len(set(keys(server.requests))) == 3
+
+
+async def test_a_body_that_can_be_sent_once_is_not_read_to_find_out_whether_it_follows_a_redirect(kind: Kind) -> None:
+    never = RetryPolicy(attempts_max=1)
+    with ScriptedServer([Reply(307, headers={"Location": "/new"}), Reply(201)]) as server:
+        async with kind.opened(Retrying(never, generate_keys=True)) as caller:
+            await caller.send("POST", f"{server.url}/old", content=b"onetwo")
+            await caller.send("POST", f"{server.url}/new", content=piecewise(kind, Pieces()))
+    assert [seen.body for seen in server.requests] == [b"onetwo"] * 2
+    assert len(set(keys(server.requests))) == 2
 
 
 @only(lambda kind: kind.name in ("httpx", "requests", "aiohttp"))
