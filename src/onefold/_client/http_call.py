@@ -8,7 +8,6 @@ flight) or by none.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
@@ -19,6 +18,7 @@ from onefold._client.call_report import CallReport, LayerReport, attach, was_ret
 from onefold._client.call_trace import CallTrace
 from onefold._client.context import Redirect, remember_redirect
 from onefold._client.host_log import log_layers, log_success
+from onefold._client.journal_notes import note_end
 from onefold._client.journal_store import JournalStore
 from onefold._client.outgoing_request import (
     KEY_HEADER,
@@ -40,7 +40,7 @@ from onefold._kernel.telemetry import Listener
 from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Answered, Outcome
 from onefold._policy.retry import Reason, RetryAfter, Stop
-from onefold.errors import CallNotMade, OnefoldError
+from onefold.errors import CallNotMade
 
 #: Answers that send the client elsewhere with the same request, which the client then sends as another call.
 _ELSEWHERE: Final = frozenset({307, 308})
@@ -48,8 +48,6 @@ _ELSEWHERE: Final = frozenset({307, 308})
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
 #: Answers that require credentials. The client adds them and sends the same call again.
 _CREDENTIALS_MISSING: Final = frozenset({401, 407})
-
-_log = logging.getLogger("onefold.client")
 
 
 class HttpCall(RetryLoop):
@@ -217,14 +215,15 @@ class HttpCall(RetryLoop):
         if isinstance(ended, Raised):
             if self.intent is not None:
                 reason = f"{type(ended.error).__name__}: {stop.reason.value}"
-                await self._note(self._store.journal.leave(self.intent, reason, until=self._attempts.deadline_at))
+                note = self._store.journal.leave(self.intent, reason, until=self._attempts.deadline_at)
+                await note_end(self.intent, note)
             self._report_error(ended.error, stop, now)
             return
         status, given_up = self.request.status(ended), None if stop.reason is Reason.FINAL else stop
         if status in _REDIRECTS and self.key is not None:
             await self._remember_redirect(ended, self.key)
         if self.intent is not None and status not in _ELSEWHERE:
-            await self._note(self._intent_note(self.intent, status, given_up))
+            await note_end(self.intent, self._intent_note(self.intent, status, given_up))
         if given_up is None and status < 500:
             self._log_success(now)
         attach(LayerReport(self._report(given_up, now), now), ended)
@@ -277,18 +276,6 @@ class HttpCall(RetryLoop):
             body = _hash(await Call(request.body))
             remember_redirect(
                 Redirect(normalize_url(request.address(), location), request.method, body, key, self.block)
-            )
-
-    async def _note(self, note: Flow[None]) -> None:
-        """What cannot be noted costs at most a replay: it must not cost the caller his answer."""
-        try:
-            await note
-        except OnefoldError:
-            _log.warning(
-                "intent %r: the outcome of its call could not be written to the key journal; a later call of the "
-                "intent is sent again, with the same key",
-                self.intent,
-                exc_info=True,
             )
 
     def _report_so_far(self) -> partial[CallReport]:

@@ -3,7 +3,8 @@ call.
 
 Failure windows. A crash in the block leaves the intent open, and the next block of its name has the same key. A call
 through a client of onefold is resolved by its answer; where no such client saw one, a block that ends
-without an error resolves it, and one that ends with an error leaves it open.
+without an error resolves it, and one that ends with an error leaves it open. Where the journal cannot be written then,
+the intent stays open, with a warning: the call may have succeeded, and the block must not fail in its place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
+from onefold._client.journal_notes import note_end
 from onefold._client.journal_store import JournalStore
 from onefold._kernel import deadlines
 from onefold._kernel.call_blocks import Block, enter, leave
@@ -59,7 +61,7 @@ class JournalledIntent:
         return self._store.journal.claim_ahead(self._name, self._block.key, until=_until())
 
     def _resolve(self) -> Flow[None]:
-        return self._store.journal.resolve(self._name, UNSEEN, until=_until())
+        return note_end(self._name, self._store.journal.resolve(self._name, UNSEEN, until=_until()))
 
     def _ends_unseen(self, error: BaseException | None) -> bool:
         assert self._token is not None

@@ -20,7 +20,7 @@ from onefold import Retrying, RetryPolicy
 from onefold.errors import IntentReused
 from onefold.testing.scripted_server import Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
-from tests.client.http.test_keys import Pieces, keys, noted, piecewise
+from tests.client.http.test_keys import Pieces, keys, noted, piecewise, refuse_ends
 
 TOKEN_FORM = {"grant_type": "client_credentials", "scope": "pay"}
 TOKEN_JSON = {"grant_type": "refresh_token", "refresh_token": "hunter2"}
@@ -360,3 +360,32 @@ def test_a_key_that_was_handed_over_elsewhere_is_resolved_where_its_block_ends_w
     retrying.close()
     assert first == second
     assert noted(journal)["pay:1"].status == 0
+
+
+@pytest.mark.parametrize("on_tasks", [False, True], ids=["threads", "tasks"])
+async def test_an_end_that_cannot_be_noted_is_no_error_of_its_block(
+    on_tasks: bool, journal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    retrying = Retrying(journal=journal)
+    if on_tasks:
+        async with retrying.intent("pay:1"):
+            refuse_ends(journal)
+    else:
+        with retrying.intent("pay:1"):
+            refuse_ends(journal)
+    await retrying.aclose()
+    assert "intent 'pay:1': the outcome of its call could not be written to the key journal" in caplog.text
+    assert noted(journal)["pay:1"].resolved_ms is None
+
+
+async def test_an_error_of_a_block_leaves_it_where_the_journal_fails_too(journal: Path) -> None:
+    retrying = Retrying(journal=journal)
+    with retrying.intent("pay:1"):
+        pass
+    refuse_ends(journal)
+    with pytest.raises(KeyError, match="on threads"), retrying.intent("pay:2"):
+        raise KeyError("on threads")
+    with pytest.raises(KeyError, match="on a loop"):
+        async with retrying.intent("pay:3"):
+            raise KeyError("on a loop")
+    await retrying.aclose()

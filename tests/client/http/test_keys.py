@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ def noted(journal: Path) -> dict[str, IntentView]:
         return {view.intent: view for view in found}
     finally:
         database.close()
+
+
+def refuse_ends(journal: Path) -> None:
+    """From now on no end of a call can be noted, as on a disk that is full."""
+    with closing(sqlite3.connect(journal)) as database, database:
+        [(table,)] = database.execute("SELECT name FROM sqlite_master WHERE type='table' AND name LIKE '%intent%'")
+        database.execute(f"CREATE TRIGGER no_end BEFORE UPDATE ON {table} BEGIN SELECT RAISE(ABORT, 'disk full'); END")
 
 
 def keys(requests: list[ReceivedRequest]) -> list[str | None]:
@@ -282,14 +290,7 @@ async def test_an_end_that_cannot_be_noted_does_not_cost_the_answer(
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url)
-            with sqlite3.connect(journal) as broken:
-                [(table,)] = broken.execute(
-                    "SELECT name FROM sqlite_master WHERE type='table' AND name LIKE '%intent%'"
-                )
-                broken.execute(
-                    f"CREATE TRIGGER no_end BEFORE UPDATE ON {table} BEGIN SELECT RAISE(ABORT, 'disk full'); END"
-                )
-            broken.close()
+            refuse_ends(journal)
             with onefold.intent("pay:2"):
                 reply = await caller.send("POST", server.url)
     await retrying.aclose()
