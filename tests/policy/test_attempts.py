@@ -176,25 +176,25 @@ def test_a_call_that_is_broken_off_gives_back_what_it_took_for_a_retry_that_it_d
         before = down.budget.tokens(0.0)
         assert isinstance(attempts.end(outcome, 0.0), RetryAfter)
         assert down.budget.tokens(0.0) < before, begun
-    attempts.excuse()
-    attempts.excuse()
+    attempts.release_without_verdict()
+    attempts.release_without_verdict()
     assert down.budget.tokens(0.0) == before  # the first retry was made
     attempts = Attempts(down, inf)
     attempts.begin(0.0)
     attempts.end(BUSY, 0.0)
     attempts.forgo_retry()
-    attempts.excuse()
+    attempts.release_without_verdict()
     assert down.budget.tokens(0.0) == before - 1.0
 
 
-@pytest.mark.parametrize("ending", ["excuse", "throttled"])
+@pytest.mark.parametrize("ending", ["release", "throttled"])
 def test_what_says_nothing_about_the_host_frees_the_place_of_its_probe(ending: str) -> None:
     down = tripped(BreakerConfig(probes=1))
     first = Attempts(down, inf)
     assert first.begin(100.0) is None
     assert isinstance(Attempts(down, inf).begin(100.0), Stop)
-    if ending == "excuse":
-        first.excuse()
+    if ending == "release":
+        first.release_without_verdict()
     else:
         first.end(THROTTLED, 100.0)
     assert Attempts(down, inf).begin(100.0) is None
@@ -239,7 +239,7 @@ def test_an_attempt_is_reported_once_however_often_it_ends() -> None:
     probe.begin(100.0)
     probe.succeed(100.0)
     probe.succeed(100.0)
-    probe.excuse()
+    probe.release_without_verdict()
     assert down.breaker is not None
     assert down.breaker.state(100.0) == "half-open"
 
@@ -304,10 +304,10 @@ def test_an_attempt_holds_a_place_in_flight_until_it_ends_and_no_longer(way: str
         case "is answered":
             first.end(WRONG, 0.2)
         case "is broken off":
-            first.excuse()
+            first.release_without_verdict()
         case _:
             first.end(GONE, 0.2)
-            first.excuse()
+            first.release_without_verdict()
     assert second.begin(0.3) is None
     assert Attempts(one, inf).begin(0.4) == Stop(Reason.IN_FLIGHT), "exactly one place was given back"
 

@@ -217,10 +217,10 @@ def test_a_probe_that_reports_twice_is_heard_once() -> None:
     assert machine.admit(5.0) is not machine.admit(5.0)  # every probe has its own permit: still half-open
 
 
-def test_an_excused_probe_makes_room_for_another() -> None:
+def test_a_probe_that_is_released_without_a_verdict_makes_room_for_another() -> None:
     machine = opened(breaker())
     probes = [permit(machine, 5.0) for _ in range(3)]
-    machine.excuse(probes[0])
+    machine.release_without_verdict(probes[0])
     permit(machine, 5.0)
     assert isinstance(machine.admit(5.0), Refused)
 

@@ -231,7 +231,7 @@ class RedisAnswers:
         permit = self._breaker.admit(self._monotonic())
         if isinstance(permit, Refused) or self._key is None:
             if isinstance(permit, Permit):
-                self._breaker.excuse(permit)
+                self._breaker.release_without_verdict(permit)
             return skipped
         return CacheQuestion(
             lambda: self._wait(send, read, failed, permit), lambda: self._await(send, read, failed, permit)
@@ -244,7 +244,7 @@ class RedisAnswers:
         except Exception as error:
             return self._fail(permit, error, failed)
         except BaseException:  # interrupted: nothing is known about the server
-            self._breaker.excuse(permit)
+            self._breaker.release_without_verdict(permit)
             raise
         return self._succeed(permit, read, found)
 
@@ -255,7 +255,7 @@ class RedisAnswers:
         except Exception as error:
             return self._fail(permit, error, failed)
         except BaseException:  # cancelled: nothing is known about the server
-            self._breaker.excuse(permit)
+            self._breaker.release_without_verdict(permit)
             raise
         return self._succeed(permit, read, found)
 

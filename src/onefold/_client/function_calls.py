@@ -98,7 +98,7 @@ class FunctionCalls:
                 except Exception as error:
                     ended = Raised(error)
                 except BaseException:
-                    attempts.excuse()
+                    attempts.release_without_verdict()
                     raise
                 else:
                     if plain and not host.troubled and ended.__class__ is not CoroutineType:
@@ -133,7 +133,7 @@ class FunctionCalls:
                 except Exception as error:
                     ended = Raised(error)
                 except BaseException:
-                    attempts.excuse()
+                    attempts.release_without_verdict()
                     raise
                 else:
                     if plain and not host.troubled:

@@ -144,9 +144,9 @@ class HttpCall(RetryLoop):
         response.onefold_report = self._report_so_far()  # as `attach` does, without checking whether it can be done
         return True
 
-    def excuse(self) -> None:
+    def release_without_verdict(self) -> None:
         """The caller cancelled the call: the attempt says nothing about the host."""
-        self._attempts.excuse()
+        self._attempts.release_without_verdict()
 
     # --- in the flow -------------------------------------------------------------------------------------
 

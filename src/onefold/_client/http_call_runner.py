@@ -29,7 +29,7 @@ def make_call(call: HttpCall, store: JournalStore) -> Any:
     except Exception as error:
         flow = call.finish(Raised(error))
     except BaseException:
-        call.excuse()
+        call.release_without_verdict()
         raise
     else:
         if call.succeeds(response, monotonic()):
@@ -50,7 +50,7 @@ async def make_call_async(call: HttpCall, store: JournalStore) -> Any:
     except Exception as error:
         flow = call.finish(Raised(error))
     except BaseException:
-        call.excuse()
+        call.release_without_verdict()
         raise
     else:
         if call.succeeds(response, monotonic()):

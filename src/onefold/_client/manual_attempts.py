@@ -65,7 +65,7 @@ class ManualAttempts:
 
     def close(self) -> None:
         """No attempt follows. One that was begun and not ended says nothing about the host."""
-        self._attempts.excuse()
+        self._attempts.release_without_verdict()
         if self._flow is not None:
             self._flow.close()
 

@@ -118,14 +118,14 @@ class RetryLoop:
             return await self._repeat(await self._attempt(await self._prepare(), None))
         finally:
             # A flow that is broken off, at whichever effect, leaves no attempt behind that the breaker waits for.
-            self._attempts.excuse()
+            self._attempts.release_without_verdict()
 
     async def finish(self, ended: Any) -> Any:
         """`run`, where the first attempt has ended already."""
         try:
             return await self._repeat(ended)
         finally:
-            self._attempts.excuse()
+            self._attempts.release_without_verdict()
 
     async def refuse(self, stop: Stop) -> Any:
         """`run`, where the first attempt may not begin."""

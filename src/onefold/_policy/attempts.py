@@ -1,12 +1,13 @@
 """One call, from its first attempt to its last, and what is known of its host so far.
 
-    call                answer
-    ------------------  ----------------------------------------------------------------------------
-    begin(now)          None: send it.  Stop: the breaker is open, too many are in flight, or the deadline has passed.
-    succeed(now)        the call is over.
-    end(outcome, now)   RetryAfter: wait, then begin again.  Stop: hand the outcome to the caller.
-    excuse()            the call was broken off: an attempt that began says nothing about the host, and the tokens of a
-                        retry that did not begin are given back.
+    call                       answer
+    -------------------------  ---------------------------------------------------------------------------------------
+    begin(now)                 None: send it.  Stop: the breaker is open, too many are in flight, or the deadline has
+                               passed.
+    succeed(now)               the call is over.
+    end(outcome, now)          RetryAfter: wait, then begin again.  Stop: hand the outcome to the caller.
+    release_without_verdict()  the call was broken off: an attempt that began says nothing about the host, and the
+                               tokens of a retry that did not begin are given back.
 
 The retry loop of the client sends and waits; nothing here does. Invariant: every attempt that began is reported to the
 breaker exactly once, and leaves the limiter exactly once, in each of the three ways to end.
@@ -173,8 +174,8 @@ class Attempts:
             self._taken += self._planned
         return decision
 
-    def excuse(self) -> None:
-        """The caller broke off."""
+    def release_without_verdict(self) -> None:
+        """The caller broke off: give back what the attempt, or the planned retry, still holds."""
         planned, self._planned = self._planned, 0
         if planned and self._host.budget is not None:
             self._taken -= planned
@@ -183,7 +184,7 @@ class Attempts:
             self._leave(None)
         permit, self._permit = self._permit, None
         if permit is not None and self._host.breaker is not None:
-            self._host.breaker.excuse(permit)
+            self._host.breaker.release_without_verdict(permit)
 
     def _leave(self, now: float | None, *, dropped: bool = False) -> None:
         """Free the slot of the attempt; None: how long it took says nothing."""

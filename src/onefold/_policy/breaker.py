@@ -13,7 +13,8 @@ The threshold is high on purpose: a breaker that opens at half of the calls make
 Theory of operation. Each call that is let through holds a permit and reports with it, once. All calls while it is
 closed share a permit; every probe has its own. A permit that is neither the present one nor an outstanding probe's
 belongs to a state that is gone, and its report is ignored: a call that began before the breaker opened can neither
-close it nor open it again. What is not the server's fault (`excuse`) frees the probe's slot and counts nothing.
+close it nor open it again. What is not the server's fault (`release_without_verdict`) frees the probe's slot and
+counts nothing.
 
 Shared by threads; while it is closed, admitting and succeeding take no lock. Invariant: no more than `probes` probes
 are outstanding.
@@ -156,7 +157,7 @@ class Breaker:
             case Verdict.FAILURE:
                 self.fail(permit, now, attempt=attempt)
             case Verdict.NEITHER:
-                self.excuse(permit)
+                self.release_without_verdict(permit)
 
     def succeed(self, permit: Permit, now: float) -> None:
         """The call succeeded."""
@@ -186,7 +187,7 @@ class Breaker:
                 if self._disproven > self._config.probes - self._proofs:
                     self._open(now)
 
-    def excuse(self, permit: Permit) -> None:
+    def release_without_verdict(self, permit: Permit) -> None:
         """The attempt says nothing about the server: a 429, a cancellation, a call that was never made."""
         if permit is self.closed_permit:
             return
