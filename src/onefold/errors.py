@@ -169,7 +169,7 @@ class KeyReused(CallerError):
 
 
 class KeyExpired(CallerError):
-    """The key is older than the route remembers; running it could be a second time."""
+    """The key is older than the route remembers; running the request could execute it twice."""
 
     status = 410
     slug = "key-expired"
@@ -275,7 +275,7 @@ class OutcomeUnknown(StoreError):
 
 
 class OutcomeUnknowable(StoreError):
-    """COMMIT was sent without a key and its answer was lost: a retry may be a second time."""
+    """COMMIT was sent without a key and its answer was lost: a retry may execute it twice."""
 
     slug = "outcome-unknowable"
     title = "The outcome is unknown and the request had no key"

@@ -1,4 +1,7 @@
-"""Waits between attempts: the one place where the client sleeps, so that tests can do without."""
+"""Executors of outgoing calls: the waits between attempts, and the way to the journal.
+
+It is the one place where the client sleeps, so that tests can do without.
+"""
 
 from __future__ import annotations
 

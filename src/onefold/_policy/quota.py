@@ -103,8 +103,8 @@ class Quota:
 
     def enter(self, principal: str, now: float, *, may_record: bool) -> QuotaSlot | float | None:
         """A slot for a request of the `principal`, at the time `now`, that may become a record or not (`may_record`).
-        Or why there is none: a number is the seconds until there may be room for a record, None means that as many
-        requests as may be are in flight."""
+        Or why there is none: a number is the seconds until there may be room for a record, None means that the
+        limit of requests in flight is reached."""
         with self._lock:
             running, pending = self._running.get(principal, (0, 0))
             if self._in_flight_max is not None and running >= self._in_flight_max:

@@ -49,7 +49,7 @@ class Reason(Enum):
     RETRY_AFTER = "the server asks for a longer wait than allowed"
     DEADLINE = "the deadline would pass before the next attempt"
     BREAKER = "the breaker is open: the host fails nearly always"
-    IN_FLIGHT = "as many calls of the host are in flight as may be"
+    IN_FLIGHT = "the limit of calls in flight to this host is reached"
     BUDGET = "the retry budget of the host is spent"
 
 
