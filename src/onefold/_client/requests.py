@@ -175,7 +175,11 @@ class RequestsRequest:
 
     def _position(self) -> object:
         """Where a body that is a file begins, as requests noted when it was prepared. No number: it cannot be
-        rewound."""
+        rewound, also where it says how much of it was read, as the answer of another host does."""
+        body: Any = self._request.body
+        seekable = getattr(body, "seekable", None)
+        if not hasattr(body, "seek") or (seekable is not None and not seekable()):
+            return None
         return getattr(self._request, "_body_position", None)
 
 

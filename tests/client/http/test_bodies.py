@@ -7,13 +7,14 @@ import io
 import re
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import urllib3
 
 import onefold
 from onefold import Retrying, RetryPolicy
@@ -113,6 +114,36 @@ async def test_a_file_as_the_whole_body_is_sent_again_where_the_client_can_rewin
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("PUT", server.url, content=file)
     assert server.requests[-1].body == LARGE
+
+
+class Counted:
+    """A reader that counts what was read, and no more: it has no `seek`."""
+
+    def __init__(self, content: bytes) -> None:
+        file = io.BytesIO(content)
+        self.read, self.tell = file.read, file.tell
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.read()
+
+
+def answer(content: bytes) -> urllib3.HTTPResponse:
+    """What is downloaded from one host to be uploaded to another. It counts, and its `seek` is refused."""
+    return urllib3.HTTPResponse(io.BytesIO(content), preload_content=False)
+
+
+@pytest.mark.parametrize("body", [Counted, answer])
+@only(lambda kind: kind.name == "requests")
+async def test_what_counts_and_cannot_go_back_is_sent_once_or_refused(
+    kind: Kind, patient: RetryPolicy, body: Callable[[bytes], Any]
+) -> None:
+    with ScriptedServer([Reply(503), Reply(200)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with pytest.raises(BodyNotReplayable, match="can be sent only once"):
+                await caller.send("PUT", server.url, content=body(b"all of it"))
+        async with kind.opened(Retrying(RetryPolicy(attempts_max=1))) as caller:
+            reply = await caller.send("PUT", server.url, content=body(b"all of it"))
+    assert (reply.status, [seen.body for seen in server.requests]) == (503, [b"all of it"])
 
 
 @pytest.mark.parametrize("intended", [False, True], ids=["", "intent"])
