@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -108,16 +108,14 @@ class AiohttpRequest:
                 self._request.headers[name] = value
 
     def can_be_resent(self) -> bool:
-        from aiohttp import MultipartWriter, payload
+        from aiohttp import payload
 
-        body: Any = self._request.body
         # A generator's payload reports that it is not consumed until it is, and a file only after it was sent.
-        parts = [part for part, *_ in body] if isinstance(body, MultipartWriter) else [body]
         return all(
             not isinstance(part, payload.AsyncIterablePayload)
             and not (isinstance(part, payload.IOBasePayload) and not part._value.seekable())
             and not getattr(part, "consumed", False)
-            for part in parts
+            for part in _parts(self._request.body)
         )
 
     async def body(self) -> bytes:
@@ -190,6 +188,17 @@ class AiohttpRequest:
                 response.close()
                 raise
         return response
+
+
+def _parts(body: Any) -> Iterator[Any]:
+    """What a body is made of. A form may be a part of another one."""
+    from aiohttp import MultipartWriter
+
+    if not isinstance(body, MultipartWriter):
+        yield body
+        return
+    for part, *_ in body:
+        yield from _parts(part)
 
 
 def _parent_error(error: Exception) -> Exception:

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 import urllib3
+from aiohttp import ClientSession, MultipartWriter
 
 import onefold
 from onefold import Retrying, RetryPolicy
@@ -144,6 +145,19 @@ async def test_what_counts_and_cannot_go_back_is_sent_once_or_refused(
         async with kind.opened(Retrying(RetryPolicy(attempts_max=1))) as caller:
             reply = await caller.send("PUT", server.url, content=body(b"all of it"))
     assert (reply.status, [seen.body for seen in server.requests]) == (503, [b"all of it"])
+
+
+async def test_a_form_within_a_form_of_aiohttp_that_can_be_sent_once_is_refused(patient: RetryPolicy) -> None:
+    async def drawn() -> AsyncIterator[bytes]:
+        yield b"all of it"
+
+    with ScriptedServer([Reply(503), Reply(200)]) as server, MultipartWriter() as inner, MultipartWriter() as outer:
+        inner.append(drawn())
+        outer.append(inner)
+        async with ClientSession(middlewares=[Retrying(patient).middleware]) as session:
+            with pytest.raises(BodyNotReplayable, match="can be sent only once"):
+                await session.put(server.url, data=outer)
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("intended", [False, True], ids=["", "intent"])
