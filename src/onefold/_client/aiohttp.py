@@ -108,15 +108,7 @@ class AiohttpRequest:
                 self._request.headers[name] = value
 
     def can_be_resent(self) -> bool:
-        from aiohttp import payload
-
-        # A generator's payload reports that it is not consumed until it is, and a file only after it was sent.
-        return all(
-            not isinstance(part, payload.AsyncIterablePayload)
-            and not (isinstance(part, payload.IOBasePayload) and not part._value.seekable())
-            and not getattr(part, "consumed", False)
-            for part in _parts(self._request.body)
-        )
+        return all(map(_can_be_resent, _parts(self._request.body)))
 
     async def body(self) -> bytes:
         body = self._request.body
@@ -199,6 +191,16 @@ def _parts(body: Any) -> Iterator[Any]:
         return
     for part, *_ in body:
         yield from _parts(part)
+
+
+def _can_be_resent(part: Any) -> bool:
+    """Bytes can be, and files that can be rewound. Payloads of other kinds read a stream, and report that they are
+    consumed only once they are."""
+    from aiohttp import payload
+
+    if isinstance(part, payload.IOBasePayload):
+        return part._value.seekable() and not getattr(part, "consumed", False)
+    return isinstance(part, bytes | payload.BytesPayload)
 
 
 def _parent_error(error: Exception) -> Exception:

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 import urllib3
-from aiohttp import ClientSession, MultipartWriter
+from aiohttp import ClientSession, MultipartReader, MultipartWriter
 
 import onefold
 from onefold import Retrying, RetryPolicy
@@ -158,6 +158,18 @@ async def test_a_form_within_a_form_of_aiohttp_that_can_be_sent_once_is_refused(
             with pytest.raises(BodyNotReplayable, match="can be sent only once"):
                 await session.put(server.url, data=outer)
     assert server.requests == []
+
+
+async def test_a_part_of_an_answer_that_aiohttp_passes_on_is_refused(patient: RetryPolicy) -> None:
+    """It is read from the connection that it arrives by, once."""
+    form = Reply(200, b"--x\r\n\r\nall of it\r\n--x--\r\n", {"Content-Type": "multipart/mixed; boundary=x"})
+    with ScriptedServer([form, Reply(503), Reply(200)]) as server:
+        middlewares = [Retrying(patient).middleware]
+        async with ClientSession(middlewares=middlewares) as session, session.get(server.url) as reply:
+            part = await MultipartReader.from_response(reply).next()
+            with pytest.raises(BodyNotReplayable, match="can be sent only once"):
+                await session.put(server.url, data=part)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("intended", [False, True], ids=["", "intent"])
