@@ -40,8 +40,8 @@ def make_private(path: Path) -> Path:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise ConfigurationError(
-            f"the key journal {str(path)!r} cannot be made: {error.strerror or error}; let {VARIABLE} name a file that "
-            "can be written"
+            f"the key journal {str(path)!r} cannot be made: {error.strerror or error}; let journal=, or without it "
+            f"{VARIABLE}, name a file that can be written"
         ) from error
     return path
 
