@@ -37,6 +37,7 @@ from onefold.brokers._local_schema import MIGRATIONS
 from onefold.brokers.local import LocalBroker
 from onefold.db._drivers import async_database
 from onefold.db._migrations import migrate
+from onefold.db.psycopg import AsyncPsycopgDatabase
 from tests.outbox.relaying import ScriptedBroker
 from tests.outbox.test_write import void
 from tests.support.patience import PATIENCE_S
@@ -176,6 +177,31 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
         await until(lambda: judged == [sender, ""])
         assert heard == [1, 1]
         await teller.close()
+
+
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_listener_that_is_cancelled_twice_gives_its_connection_back(
+    size: int, turns: int, postgres_dsn: str
+) -> None:
+    """The second time while it ends its LISTEN, or waits for its probe: its pool missed the connection for ever."""
+
+    async def listen(database: AsyncPsycopgDatabase, heard: asyncio.Event) -> None:
+        async with listening(database, heard.set):
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(PATIENCE_S), AsyncConnectionPool(postgres_dsn, min_size=size, max_size=size) as pool:
+        heard = asyncio.Event()
+        task = asyncio.create_task(listen(AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S), heard))
+        await heard.wait()
+        task.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert [each for each in asyncio.all_tasks() if "run_async" in repr(each.get_coro())] == []
+        for connection in [await pool.getconn() for _ in range(size)]:
+            await pool.putconn(connection)
 
 
 async def test_a_connection_that_is_listened_on_no_more_leaves_without_a_word(

@@ -178,8 +178,10 @@ class _NotifyListener:
         finally:
             self._wakeups.listeners.discard(self)
             # A probe that is cut off costs its connection, of which psycopg's pool warns: it is given time to end.
-            await asyncio.wait([proving], timeout=_UNLISTEN_S)
-            await cancel_until_ended(proving)
+            try:
+                await asyncio.wait([proving], timeout=_UNLISTEN_S)
+            finally:  # also where its listener is cancelled once more
+                await cancel_until_ended(proving)
 
     async def _send_probe(self) -> None:
         """NOTIFY this listener, on another session. A LISTEN may succeed and nothing arrive, as through a pooler that
@@ -199,16 +201,17 @@ class _NotifyListener:
     async def _release_async(self, connection: AsyncConnection[Any]) -> None:
         """Discard the connection: a session that listens must not go back to its pool. psycopg's pool warns of one that
         comes back closed: there it is unlistened and goes back."""
+        unlistened = False
         try:
             if _is_psycopg(connection.handle):
                 async with asyncio.timeout(_UNLISTEN_S):
                     await connection.handle.execute(f"UNLISTEN {self._channel}")
-                await connection.release()
-                return
+                unlistened = True
         except Exception as error:
             _log.debug("the connection that listened for NOTIFY is closed: %s", error)
-        with suppress(OnefoldError):
-            await connection.discard()
+        finally:  # also where its listener is cancelled once more: its pool would miss it for ever
+            with suppress(OnefoldError):
+                await (connection.release() if unlistened else connection.discard())
 
     def _release(self, connection: Connection[Any]) -> None:
         """`_release_async` on a thread."""
