@@ -17,6 +17,7 @@ from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.errors import (
     ConfigurationError,
+    ConnectionLost,
     StatementRefused,
     StoreUnavailable,
     TransactionMisused,
@@ -104,6 +105,58 @@ async def test_the_same_for_asyncio(postgres_dsn: str) -> None:
         connection = await database.acquire()
         assert await connection.fetch(PID) != [(pid,)]
         await connection.release()
+
+
+def test_a_pool_that_connections_close_into_gets_no_session_that_was_given_up(postgres_dsn: str) -> None:
+    """`close_returns` is for SQLAlchemy: `close()` gives a connection back as it is. Whatever gave one up was answered
+    by the pool's ValueError, and what a handler had closed was handed out again, void."""
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, close_returns=True, open=True) as pool:
+        database = PsycopgDatabase(pool)
+        pids = []
+        for give_up in (lambda taken: taken.discard(), _close_handle, _terminate):
+            taken = database.acquire()
+            pids += taken.fetch(PID)
+            give_up(taken)
+        taken = database.acquire()
+        pids += taken.fetch(PID)
+        taken.release()
+        assert len(set(pids)) == 4
+
+
+def _close_handle(taken: Any) -> None:
+    taken.batch((BEGIN,))
+    taken.handle.close()
+    with pytest.raises(ConnectionLost):
+        taken.batch((COMMIT,))
+    taken.discard()
+
+
+def _terminate(taken: Any) -> None:
+    [(pid,)] = taken.fetch(PID)
+    taken.release()
+    with psycopg.connect(taken._pool.conninfo, autocommit=True) as operator:
+        operator.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+
+
+async def test_a_pool_that_connections_close_into_gets_none_for_asyncio(postgres_dsn: str) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, close_returns=True, open=False) as pool:
+        database = AsyncPsycopgDatabase(pool)
+        first = await database.acquire()
+        pids = await first.fetch(PID)
+        await first.batch((BEGIN,))
+        await first.handle.close()
+        with pytest.raises(ConnectionLost):
+            await first.batch((COMMIT,))
+        await first.discard()
+        second = await database.acquire()
+        pids += await second.fetch(PID)
+        await second.release()
+        with psycopg.connect(postgres_dsn, autocommit=True) as operator:
+            operator.execute("SELECT pg_terminate_backend(%s, 10000)", list(pids[1]))
+        third = await database.acquire()
+        pids += await third.fetch(PID)
+        await third.release()
+        assert len(set(pids)) == 3
 
 
 def test_a_pool_of_our_own_closes_and_opens_again(postgres_dsn: str) -> None:

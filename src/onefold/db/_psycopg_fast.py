@@ -112,7 +112,8 @@ class _Copied(LentCopy[C]):
     def copy(self, connection: C) -> C:
         kind = type(connection)
         handle: C = kind.__new__(kind)
-        handle.__dict__.update(connection.__dict__, wait=self.waits)
+        # Without its pool, to which `close()` would give the copy (`close_returns`).
+        handle.__dict__.update(connection.__dict__, wait=self.waits, _pool=None)
         if connection._adapters is not None:  # what the handler registers is for its own request
             handle._adapters = AdaptersMap(connection._adapters)
         # psycopg ties these to the object that was there first, and by a weak reference: notices would be lost.

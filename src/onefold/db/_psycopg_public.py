@@ -275,7 +275,8 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
 
 
 def end_session(connection: AnyConnection) -> None:
-    """Close a connection. `close()` would give it back, as it is, to a pool with `close_returns`."""
+    """Close it for good, before its pool gets it back. `close()` gives it back as it is, where the application has set
+    its pool to `close_returns`, and the pool refuses it when it comes again."""
     connection.pgconn.finish()
 
 

@@ -26,7 +26,13 @@ from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop, Process, watch_forks
 from onefold.db._opened_elsewhere import Connections, elsewhere, fork_error
 from onefold.db._postgres_session import Place, check_dsn, connect_error, none_free
-from onefold.db._psycopg_public import VENDOR_ERRORS, AnyConnection, AsyncPsycopgConnection, PsycopgConnection
+from onefold.db._psycopg_public import (
+    VENDOR_ERRORS,
+    AnyConnection,
+    AsyncPsycopgConnection,
+    PsycopgConnection,
+    end_session,
+)
 from onefold.errors import ConfigurationError, OnefoldError
 
 __all__ = ["AsyncPsycopgDatabase", "PsycopgDatabase"]
@@ -63,7 +69,7 @@ class PsycopgDatabase:
         try:
             pool = self._pool or self._open_pool()
             while _is_gone(connection := pool.getconn(timeout=max(0.0, deadline - time.monotonic()))):
-                connection.close()
+                end_session(connection)
                 pool.putconn(connection)
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
@@ -134,7 +140,7 @@ class AsyncPsycopgDatabase:
             opened = self._opened.here()
             pool = opened.pool or await self._open(opened)
             while _is_gone(connection := await pool.getconn(timeout=max(0.0, deadline - time.monotonic()))):
-                await connection.close()
+                end_session(connection)
                 await pool.putconn(connection)
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
