@@ -59,7 +59,7 @@ async def asyncpg_pool() -> Any:
 def test_a_path_is_a_file_of_sqlite(given: str | Path, path: str) -> None:
     database = sync_database(given)
     assert isinstance(database, SqliteDatabase)
-    assert database.path == path
+    assert database.path == str(Path(path).absolute())
     assert isinstance(async_database(given), ThreadedDatabase)
     assert dialect_of(given) == "sqlite"
 

@@ -428,3 +428,24 @@ def test_a_database_that_cannot_be_written_is_said_to_be_read_only(connection: S
     connection.fetch(Statement("PRAGMA query_only = ON"))
     with pytest.raises(StoreReadOnly):
         connection.batch((INSERT,))
+
+
+@pytest.mark.parametrize("name", ["onefold.db", "file:onefold.db"])
+def test_a_relative_path_names_the_same_file_wherever_the_process_goes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon changes its directory. Each connection that was opened after that found a file of its own there, with
+    none of the keys: a retry happened twice, and what it wrote was in neither backup nor report."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    database = SqliteDatabase(name)
+    first = database.acquire()
+    first.batch((Statement("CREATE TABLE thing (id INTEGER PRIMARY KEY)"), INSERT))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    second = database.acquire()
+    assert second.fetch(Statement("SELECT id FROM thing")) == [(1,)]
+    second.release()
+    first.release()
+    database.close()
+    assert list(Path().iterdir()) == []
+    assert (tmp_path / name).stat().st_size

@@ -49,11 +49,12 @@ class SqliteDatabase:
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:
         check_version()
-        self.path = str(path)
-        if self.path in ("", ":memory:"):
+        if str(path) in ("", ":memory:"):
             raise ConfigurationError(
-                f"SQLite database {self.path!r} exists in one connection only; give the path of a file"
+                f"SQLite database {str(path)!r} exists in one connection only; give the path of a file"
             )
+        #: As it is found from here: a process that changes its directory would open another file with each connection.
+        self.path = os.path.abspath(path)
         self._busy_timeout_s = busy_timeout_s
         self._shared = Shared()
         self._process = Process()
