@@ -8,13 +8,11 @@ from typing import Any
 
 import asyncpg
 import pytest
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold, single_principal
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from tests.db.drivers import public_only
 
 TABLE = "CREATE TABLE thing (id int PRIMARY KEY)"
@@ -108,30 +106,3 @@ def test_a_checkin_of_sqlalchemy_s_pool_that_fails_fails_no_transaction(
         assert own.execute(text("SELECT count(*) FROM thing")).scalar_one() == 3
     engine.dispose()
     assert caplog.text.count(WARNING) == 1
-
-
-@pytest.mark.usefixtures("way")
-def test_a_connection_of_a_psycopg_pool_whose_close_gives_it_back_is_discarded_once(postgres_dsn: str) -> None:
-    """`close_returns` makes close() of a connection the way back to its pool: what was in it would go on."""
-    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True, close_returns=True) as pool:
-        database = PsycopgDatabase(pool)
-        connection = database.acquire()
-        session = connection.handle.info.backend_pid
-        connection.discard()
-        connection = database.acquire()
-        assert connection.handle.info.backend_pid != session
-        connection.release()
-        assert pool.get_stats()["pool_size"] == 1
-
-
-@pytest.mark.usefixtures("way")
-async def test_the_same_on_asyncio(postgres_dsn: str) -> None:
-    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, close_returns=True) as pool:
-        database = AsyncPsycopgDatabase(pool)
-        connection = await database.acquire()
-        session = connection.handle.info.backend_pid
-        await connection.discard()
-        connection = await database.acquire()
-        assert connection.handle.info.backend_pid != session
-        await connection.release()
-        assert pool.get_stats()["pool_size"] == 1
