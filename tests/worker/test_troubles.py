@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -138,3 +139,24 @@ async def test_a_reaper_that_fails_stops_no_handler_and_is_logged_once_a_time(
     assert [record.levelno for record in caplog.records if "statement timeout" in record.getMessage()][:1] == [
         logging.WARNING
     ]
+
+
+async def test_a_consumer_whose_handlers_take_long_is_well_however_much_it_has_received(backend: Backend) -> None:
+    """It receives no more then. A restart would cut its handlers off, and three of them make a dead letter."""
+    leave = asyncio.Event()
+
+    async def handler(given: Message) -> None:
+        await leave.wait()
+
+    broker = MemoryBroker()
+    broker.put(*(message(f"m{number}") for number in range(consumer_worker.PREFETCH + 1)))
+    consumers = ConsumerRunner(backend.database, broker, [backend.consumer(handler, concurrency=1)])
+    [gate] = consumers._gates
+    async with running(consumers):
+        await until(lambda: len(broker.out) == consumer_worker.PREFETCH)
+        full_at, worker = time.monotonic(), gate.worker
+        assert worker is not None
+        await until(lambda: worker.turned_at > full_at)
+        assert len(broker.queue) == 1, "it is full"
+        leave.set()
+        await until(lambda: broker.idle)

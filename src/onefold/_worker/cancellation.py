@@ -13,11 +13,11 @@ from onefold._kernel.foreign_cancellations import cancel_until_ended
 _cancelled_by_us: WeakSet[asyncio.Task[Any]] = WeakSet()
 
 
-async def either(*events: asyncio.Event) -> None:
-    """Wait until one of the events is set."""
+async def either(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Wait until one of the events is set, for `timeout_s` at most."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()

@@ -47,6 +47,8 @@ T = TypeVar("T")
 #: How many deliveries are prefetched for each partition, or how many batches where they are handled in batches.
 PREFETCH: Final = 8
 RECEIVE_WAIT_S: Final = 0.5
+#: How long the loop that receives waits without a turn, however long handlers take.
+TURN_S_MAX: Final = 2.0
 #: How long a subscription that ends may take for its last acknowledgements.
 ACK_S_MAX: Final = 10.0
 REAP_EVERY_S: Final = 300.0
@@ -183,7 +185,7 @@ class ConsumerWorker:
                 continue
             if len(self._unsettled) >= room:
                 self._room.clear()
-                await either(stop, self._room)
+                await either(stop, self._room, timeout_s=TURN_S_MAX)  # then `turn`: it is well
                 continue
             try:
                 deliveries = await subscription.receive(room - len(self._unsettled), RECEIVE_WAIT_S)
