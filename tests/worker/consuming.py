@@ -27,7 +27,7 @@ class MemoryBroker:
         self.given_back: list[str] = []
         self.kept: list[str] = []
         self.subscriptions = 0
-        self.opened = self.receipts = 0
+        self.opened = self.receipts = self.receiving = 0
         self._came = asyncio.Event()
 
     @property
@@ -91,10 +91,13 @@ class MemorySubscription:
         broker.check()
         if not broker.queue:
             broker._came.clear()
+            broker.receiving += 1
             try:
                 await asyncio.wait_for(broker._came.wait(), wait_s)
             except TimeoutError:
                 return []
+            finally:
+                broker.receiving -= 1
         taken, broker.queue = broker.queue[:limit], broker.queue[limit:]
         for delivery in taken:
             broker.out[delivery.receipt] = delivery

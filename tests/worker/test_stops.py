@@ -97,6 +97,30 @@ async def test_a_strict_key_that_a_stop_cuts_off_goes_on_where_it_was(backend: B
     assert await backend.effects() == ["m1", "m2", "m3", "m4"]
 
 
+async def test_a_consumer_that_is_cancelled_while_it_stops_leaves_neither_tasks_nor_its_subscription(
+    backend: Backend,
+) -> None:
+    """The task that keeps deliveries at the broker would do so for as long as the loop lives."""
+    handler, broker, stop = Hanging(backend), MemoryBroker(), asyncio.Event()
+
+    async def handle(given: Message, tx: Transaction[Any]) -> None:
+        await handler(given, tx)
+
+    broker.put(message())
+    before = asyncio.all_tasks()
+    consumers = ConsumerRunner(backend.database, broker, [backend.consumer(handle, lease_s=3600)], grace_s=3600)
+    task = asyncio.create_task(consumers.run(stop))
+    async with asyncio.timeout(PATIENCE_S):
+        await handler.entered.wait()
+        stop.set()
+        await until(lambda: not broker.receiving)  # it waits for the handler
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    await until(lambda: asyncio.all_tasks() == before)  # a connection that was cut off is disposed of meanwhile
+    assert broker.given_back == ["m1"], "it was closed"
+
+
 class Late(MemoryBroker):
     """Cannot be opened while it is down."""
 

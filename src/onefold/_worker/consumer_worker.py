@@ -13,8 +13,8 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -145,33 +145,67 @@ class ConsumerWorker:
 
     async def _consume(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> None:
         """Consume from one subscription, until `stop` or an unexpected error; then `run` subscribes anew."""
-        leaving, over = asyncio.Event(), asyncio.Event()
+        async with (
+            self._closing(subscription),
+            self._keeping(subscription, stop),
+            self._acking(subscription, stop),
+            self._working(subscription, stop, grace_s),
+        ):
+            try:
+                await resist(self._receive(subscription, stop))
+            except Exception as error:
+                _log.exception("consumer %r: receiving failed; it subscribes again", self.consumer.name)
+                await self._health.pause(stop, "broker", error)
+
+    # --- what ends with a subscription, also when it is cancelled ----------------------------------------
+
+    @asynccontextmanager
+    async def _working(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> AsyncIterator[None]:
+        leaving = asyncio.Event()
         workers = [
             supervise(self.consumer.name, stop, functools.partial(self._work, partition, subscription, stop, leaving))
             for partition in self._partitions
         ]
-        keeper = supervise(self.consumer.name, stop, functools.partial(self._keep, subscription))
-        acker = supervise(self.consumer.name, stop, functools.partial(self._ack, subscription, over))
         try:
-            await resist(self._receive(subscription, stop))
-        except Exception as error:
-            _log.exception("consumer %r: receiving failed; it subscribes again", self.consumer.name)
-            await self._health.pause(stop, "broker", error)
+            yield
         finally:
             leaving.set()
             for partition in self._partitions:
                 partition.arrived.set()
             await join_tasks(workers, grace_s)
+
+    @asynccontextmanager
+    async def _acking(self, subscription: Subscription, stop: asyncio.Event) -> AsyncIterator[None]:
+        over = asyncio.Event()
+        acker = supervise(self.consumer.name, stop, functools.partial(self._ack, subscription, over))
+        try:
+            yield
+        finally:
             over.set()
             self._acks.set()
             await join_tasks([acker], ACK_S_MAX)
+
+    @asynccontextmanager
+    async def _keeping(self, subscription: Subscription, stop: asyncio.Event) -> AsyncIterator[None]:
+        keeper = supervise(self.consumer.name, stop, functools.partial(self._keep, subscription))
+        try:
+            yield
+        finally:
             cancel_task(keeper)
             await join_tasks([keeper], 0.0)
-            await self._return(subscription)
-            self._to_ack.clear()
-            self._unsettled.clear()
-            with suppress(BrokerUnavailable):
-                await subscription.close()
+
+    @asynccontextmanager
+    async def _closing(self, subscription: Subscription) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            try:
+                await self._return(subscription)
+            finally:
+                self._to_ack.clear()
+                self._unsettled.clear()
+                with suppress(BrokerUnavailable):
+                    await subscription.close()
 
     # --- deliveries --------------------------------------------------------------------------------------
 
