@@ -6,6 +6,7 @@ There is no Docker here: what its lines say is done without it. `make soak` inst
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import shutil
@@ -19,6 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
+from onefold._worker.consumer_runner import ConsumerRunner
+from onefold._worker.consumer_worker import ACK_S_MAX
+from onefold._worker.failed_message_loop import PUT_BACK_S_MAX
 from onefold.testing.fault_proxy import reserve_port
 from tests.support.built_package import build, make_environment, outside
 from tests.support.patience import PATIENCE_S
@@ -61,7 +65,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
 
 
 def test_the_manifests_are_whole() -> None:
-    """Kubernetes itself is not asked: they are YAML, labels and named ports fit, and a pod has the time to stop."""
+    """Kubernetes itself is not asked: they are YAML, labels and named ports fit."""
     [text] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     load_all: Any = importlib.import_module("yaml").safe_load_all
     job, relay = load_all(text)
@@ -71,8 +75,25 @@ def test_the_manifests_are_whole() -> None:
     [container] = pod["spec"]["containers"]
     ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
     assert ports[container["livenessProbe"]["httpGet"]["port"]] in container["command"]
-    assert pod["spec"]["terminationGracePeriodSeconds"] > 30
     assert all(isinstance(word, str) for word in container["command"])
+
+
+STOP_S = {
+    "containers.md": [r"stop --time (\d+)", r"grace_period: (\d+)s", r"PeriodSeconds: (\d+)$", r"StopSec=(\d+)"],
+    "deployment.md": [r"allow them (\d+) seconds"],
+    "production.md": [r"Stops: (\d+) seconds"],
+}
+
+
+def test_all_pages_give_a_process_the_same_time_to_stop_and_it_is_enough_for_a_consumer() -> None:
+    found = {
+        (page, pattern): re.findall(pattern, (DOCS / page).read_text(), re.MULTILINE)
+        for page, patterns in STOP_S.items()
+        for pattern in patterns
+    }
+    assert set(map(tuple, found.values())) == {("60",)}
+    grace_s = inspect.signature(ConsumerRunner).parameters["grace_s"].default
+    assert grace_s + PUT_BACK_S_MAX + ACK_S_MAX < 60
 
 
 def test_the_lines_of_the_dockerfile_are_those_that_are_tried_here() -> None:

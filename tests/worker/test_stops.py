@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
+from onefold._worker import failed_message_loop
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Handled
 from tests.inbox.backends import Backend, message
 from tests.support.patience import PATIENCE_S
-from tests.worker.consuming import MemoryBroker, running, until
+from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until
 
 
 async def fail(given: Message) -> None:
@@ -31,11 +34,13 @@ class Hanging:
 
     def __init__(self, backend: Backend) -> None:
         self.entered = asyncio.Event()
+        self.calls: list[str] = []
         self._backend = backend
 
     async def __call__(self, given: Message, tx: Transaction[Any]) -> None:
         await self._backend.write(tx, given.id)
         self.entered.set()
+        self.calls.append(given.id)
         await asyncio.Event().wait()
 
 
@@ -119,6 +124,74 @@ async def test_a_consumer_that_is_cancelled_while_it_stops_leaves_neither_tasks_
     assert task.cancelled()
     await until(lambda: asyncio.all_tasks() == before)  # a connection that was cut off is disposed of meanwhile
     assert broker.given_back == ["m1"], "it was closed"
+
+
+async def test_a_delivery_and_a_failed_message_are_cut_off_at_one_deadline(
+    on_postgres: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second grace for the failed message would outlast what an orchestrator allows a process."""
+    backend, grace_s = on_postgres, 3.0
+    monkeypatch.setattr(failed_message_loop, "POLL_S_MIN", PATIENCE_S)  # the stop itself ends the wait
+    cut_off_at: dict[str, float] = {}
+    entered: set[str] = set()
+
+    async def handle(given: Message) -> None:
+        entered.add(given.id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cut_off_at[given.id] = time.monotonic()
+
+    await keep_due(backend, message("failed"))
+    broker = MemoryBroker()
+    broker.put(message("delivery"))
+    consumer = backend.consumer(handle, lease_s=3600, concurrency=4)
+    async with running(ConsumerRunner(backend.database, broker, [consumer], grace_s=grace_s)) as stop:
+        await until(lambda: len(entered) == 2)
+        stop.set()
+    assert abs(cut_off_at["delivery"] - cut_off_at["failed"]) < grace_s
+    failed_message = (await backend.failed_messages())["failed"]
+    assert failed_message.started == failed_message.failed
+
+
+async def test_what_a_stop_cuts_off_is_put_back_whatever_the_broker_does(on_postgres: Backend) -> None:
+    """A process that is killed while it waits for the broker would have left suspects."""
+    backend = on_postgres
+
+    class Stalling(MemoryBroker):
+        """At the end it answers when the test says so."""
+
+        answers = asyncio.Event()
+
+        async def subscribe(self, consumer: str, topics: Sequence[str]) -> MemorySubscription:
+            subscription = await super().subscribe(consumer, topics)
+            close = subscription.close
+
+            async def stall() -> None:
+                await self.answers.wait()
+                await close()
+
+            subscription.close = stall  # type: ignore[method-assign]
+            return subscription
+
+    async def none_is_started() -> bool:
+        return all(each.started == each.failed for each in (await backend.failed_messages()).values())
+
+    handler, broker = Hanging(backend), Stalling()
+
+    async def handle(given: Message, tx: Transaction[Any]) -> None:
+        await handler(given, tx)
+
+    await keep_due(backend, message("failed"))
+    broker.put(message("delivery"), redelivered=True)
+    consumer = backend.consumer(handle, lease_s=3600, concurrency=4)
+    async with running(ConsumerRunner(backend.database, broker, [consumer], grace_s=0.05)) as stop:
+        await until(lambda: len(handler.calls) == 2)
+        assert not await none_is_started()
+        stop.set()
+        await until(none_is_started)
+        broker.answers.set()
+    assert broker.given_back == ["delivery"]
 
 
 class Late(MemoryBroker):

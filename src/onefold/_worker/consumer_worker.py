@@ -36,6 +36,7 @@ from onefold._worker.cancellation import cancel_task, either, join_tasks
 from onefold._worker.consumer_health import ConsumerHealth
 from onefold._worker.failed_message_loop import FailedMessageLoop
 from onefold._worker.flow_runner import FlowRunner, MakeTransaction
+from onefold._worker.halt import Halt
 from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.membership import Membership
 from onefold._worker.partitions import Partition, Partitions, delivery_stream
@@ -102,10 +103,11 @@ class ConsumerWorker:
 
     # --- run ---------------------------------------------------------------------------------------------
 
-    async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
-        """Consume until `stop` is set, as soon as the broker is open; failed messages need no broker."""
+    async def run(self, stop: Halt, opened: asyncio.Event) -> None:
+        """Consume until `stop` is set, as soon as the broker is open; failed messages need no broker. What is in hand
+        then may take what `stop` leaves it; who cancels this does not wait for it."""
         name = self.consumer.name
-        failed_messages = asyncio.create_task(repeat(name, "running failed messages", stop, self._failed_messages.run))
+        failed_messages = asyncio.create_task(self._run_failed_messages(stop))
         # Also after `stop`: handlers that still run may take as long as the grace.
         renew = repeat(name, "renewing the leases of failed messages", asyncio.Event(), self._failed_messages.renew)
         renewing = asyncio.create_task(renew)
@@ -120,19 +122,24 @@ class ConsumerWorker:
                 except (BrokerUnavailable, StoreError, Interrupted) as error:
                     await self._health.pause(stop, "broker", error)
                 else:
-                    await self._consume(subscription, stop, grace_s)
-        finally:
+                    await self._consume(subscription, stop)
             self._failed_messages.due_signal.set()
+            await failed_messages
+        finally:
             for chore in chores:
                 cancel_task(chore)
-            grace_s = grace_s if stop.is_set() else 0.0
             try:
-                await join_tasks([failed_messages, *chores], grace_s)
+                await join_tasks([failed_messages, *chores], 0.0)
             finally:
                 try:
-                    await self._failed_messages.end(grace_s)
+                    await self._failed_messages.end()
                 finally:
                     await join_tasks([renewing], 0.0)
+
+    async def _run_failed_messages(self, stop: Halt) -> None:
+        await repeat(self.consumer.name, "running failed messages", stop, self._failed_messages.run)
+        await self._failed_messages.cut_off(stop.left_s)
+        await self._failed_messages.put_back()
 
     def turn(self) -> None:
         """Note that the loop turns, with or without success: an absent broker is no reason to restart the process."""
@@ -143,13 +150,13 @@ class ConsumerWorker:
         """When its loops last turned, at the broker and at its failed messages; the older of both."""
         return min(self._turned_at, self._failed_messages.polled_at)
 
-    async def _consume(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> None:
+    async def _consume(self, subscription: Subscription, stop: Halt) -> None:
         """Consume from one subscription, until `stop` or an unexpected error; then `run` subscribes anew."""
         async with (
             self._closing(subscription),
             self._keeping(subscription, stop),
             self._acking(subscription, stop),
-            self._working(subscription, stop, grace_s),
+            self._working(subscription, stop),
         ):
             try:
                 await resist(self._receive(subscription, stop))
@@ -160,19 +167,23 @@ class ConsumerWorker:
     # --- what ends with a subscription, also when it is cancelled ----------------------------------------
 
     @asynccontextmanager
-    async def _working(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> AsyncIterator[None]:
-        leaving = asyncio.Event()
+    async def _working(self, subscription: Subscription, stop: Halt) -> AsyncIterator[None]:
+        leaving, grace_s = asyncio.Event(), 0.0
         workers = [
             supervise(self.consumer.name, stop, functools.partial(self._work, partition, subscription, stop, leaving))
             for partition in self._partitions
         ]
         try:
             yield
+            grace_s = stop.left_s
         finally:
             leaving.set()
             for partition in self._partitions:
                 partition.arrived.set()
-            await join_tasks(workers, grace_s)
+            try:
+                await join_tasks(workers, grace_s)
+            finally:  # before anything waits for the broker: the process may be killed meanwhile
+                await self._failed_messages.put_back()
 
     @asynccontextmanager
     async def _acking(self, subscription: Subscription, stop: asyncio.Event) -> AsyncIterator[None]:

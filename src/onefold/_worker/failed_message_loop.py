@@ -42,7 +42,7 @@ RENEWALS: Final = 6
 #: How often to look for messages that no other wakes.
 WAKE_STRANDED_EVERY_S: Final = 300.0
 #: Time limit for putting back messages that were cut off.
-GIVE_UP_S_MAX: Final = 10.0
+PUT_BACK_S_MAX: Final = 10.0
 
 
 class FailedMessageLoop:
@@ -67,6 +67,8 @@ class FailedMessageLoop:
         self._stop = asyncio.Event()
         #: Messages that are being run, or wait for the turn of their partition.
         self._running: dict[asyncio.Task[None], FailedMessage] = {}
+        #: Set when one of them ends.
+        self._ended = asyncio.Event()
         #: Set when a message may be due sooner than the next known one.
         self.due_signal = wakeups.actions.listen() if wakeups else Signal()
         self._wakeups = wakeups
@@ -79,10 +81,11 @@ class FailedMessageLoop:
         wait_s = POLL_S_MIN
         try:
             while not stop.is_set():
+                self._ended.clear()
                 wait_s = await self._look(stop, wait_s)
                 self.polled_at = time.monotonic()
                 if self._running:
-                    await asyncio.wait(self._running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                    await either(stop, self._ended, timeout_s=wait_s)
                 else:
                     await pause(stop, POLL_S_MIN)  # constant signals do not cause constant polling
                     await self._wait(wait_s - POLL_S_MIN)
@@ -105,19 +108,29 @@ class FailedMessageLoop:
         if names:
             await self._runner.run(renew_in_hand(self._inbox, names))
 
-    async def end(self, grace_s: float) -> None:
-        """Wait for the running ones, and put back those that were cut off. Should that fail, they are suspects."""
-        if self._wakeups is not None:
-            self._wakeups.actions.leave(self.due_signal)
+    async def cut_off(self, after_s: float) -> None:
+        """Wait for those that run; those that still do after so long are cancelled."""
         started = dict(self._running)
         try:
-            await join_tasks(started, grace_s)
+            await join_tasks(started, after_s)
         finally:
             self._inbox.abandon(failed_message for task, failed_message in started.items() if task.cancelled())
+
+    async def put_back(self) -> None:
+        """Put back what was cut off. Should that fail, these are suspects."""
         if self._inbox.unfinished:
             with suppress(OnefoldError, TimeoutError):
-                async with asyncio.timeout(GIVE_UP_S_MAX):
+                async with asyncio.timeout(PUT_BACK_S_MAX):
                     await self._runner.run(give_up(self._inbox))
+
+    async def end(self) -> None:
+        """Cut off what still runs, and put it back."""
+        if self._wakeups is not None:
+            self._wakeups.actions.leave(self.due_signal)
+        try:
+            await self.cut_off(0.0)
+        finally:
+            await self.put_back()
 
     async def _look(self, stop: asyncio.Event, waited_s: float) -> float:
         """Start what is due; in how many seconds to look again."""
@@ -154,8 +167,12 @@ class FailedMessageLoop:
         for failed_message in failed_messages:
             task = asyncio.create_task(self._run(failed_message))
             self._running[task] = failed_message
-            task.add_done_callback(self._running.pop)
+            task.add_done_callback(self._forget)
         return len(failed_messages)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._ended.set()
 
     async def _run(self, failed_message: FailedMessage) -> None:
         async with self._partitions.of_stream(failed_message.stream).turn:

@@ -27,6 +27,7 @@ from onefold._kernel.wakeup_signals import Signals, Wakeups
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import join_tasks
 from onefold._worker.consumer_worker import ConsumerWorker
+from onefold._worker.halt import Halt
 from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.membership import Membership
 from onefold.errors import StoreError
@@ -77,11 +78,11 @@ class PauseGate:
                 await self._membership.leave()
 
     async def _run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
-        halt = asyncio.Event()
+        halt = Halt(grace_s)
         watches = [asyncio.create_task(work) for work in (_pass_on(stop, halt), self._watch(halt))]
         self.worker = self._make(self._calls, self._membership)
         try:
-            await self.worker.run(halt, grace_s, opened)
+            await self.worker.run(halt, opened)
         finally:
             self.worker = None
             self._calls.end()
