@@ -102,11 +102,11 @@ class RedisSubscription:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         receipts = [delivery.receipt for delivery in deliveries]
+        self._unsettled.difference_update(receipts)  # what does not arrive comes again, and is no longer ours
         pipe = self._broker.pipeline()
         for key, ids in _by_key(receipts).items():
             pipe.xack(key, self._group, *ids)
         await self._broker.execute(pipe)
-        self._unsettled.difference_update(receipts)
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + self._broker.trim_every_s
             with suppress(BrokerUnavailable, ResponseError):
@@ -115,8 +115,8 @@ class RedisSubscription:
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
         receipts = [delivery.receipt for delivery in deliveries]
-        await self._set_idle(receipts, self._broker.lease_s)
         self._unsettled.difference_update(receipts)
+        await self._set_idle(receipts, self._broker.lease_s)
 
     async def keep(self, deliveries: Sequence[Delivery]) -> None:
         await self._set_idle([delivery.receipt for delivery in deliveries], 0.0)

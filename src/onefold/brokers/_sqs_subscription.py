@@ -128,9 +128,9 @@ class SqsSubscription:
         self._is_more = len(found) == _BATCH
 
     async def _settle(self, operation: str, handles: Sequence[str], **parameters: Any) -> None:
-        await self._batches(operation, handles, **parameters)
         for handle in handles:
-            self._unsettled.pop(handle, None)
+            self._unsettled.pop(handle, None)  # what does not arrive comes again, and is no longer ours
+        await self._batches(operation, handles, **parameters)
 
     async def _batches(self, operation: str, handles: Sequence[str], **parameters: Any) -> None:
         """Ten at a time. A receipt that is refused is one whose time-out is over: the message comes again, and there is

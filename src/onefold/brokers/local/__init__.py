@@ -269,8 +269,8 @@ class LocalSubscription:
     async def _settle(self, statement: Callable[[str, str], Statement], deliveries: Sequence[Delivery]) -> None:
         if deliveries:
             positions = [delivery.receipt for delivery in deliveries]
+            self._held.difference_update(positions)  # what does not arrive comes again, and is no longer ours
             await self._broker._write(statement(json.dumps(positions), self._holder))
-            self._held.difference_update(positions)
 
 
 def _routes(messages: Sequence[Message], subscribed: Collection[str]) -> dict[str, list[str]]:

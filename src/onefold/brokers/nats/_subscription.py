@@ -168,8 +168,8 @@ class NatsSubscription:
 
     async def _settle(self, deliveries: Sequence[Delivery], verdict: bytes) -> None:
         receipts = [delivery.receipt for delivery in deliveries]
+        self._unsettled.difference_update(receipts)  # what does not arrive comes again, and is no longer ours
         await self._send_verdict(receipts, verdict)
-        self._unsettled.difference_update(receipts)
 
     async def _send_verdict(self, receipts: Sequence[str], verdict: bytes) -> None:
         """Send a verdict on deliveries, and wait until the server has it. Should it forget, the message comes again."""
