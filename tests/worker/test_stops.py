@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,6 +213,30 @@ async def test_failed_messages_are_run_before_the_broker_can_be_opened(backend: 
         broker.put(message("m2"))
         await until(lambda: broker.acked == ["m2"])
     assert await backend.effects() == ["m1", "m2"]
+
+
+async def test_of_several_consumers_that_cannot_run_one_is_raised_and_the_others_are_logged(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(MemoryBroker):
+        waiting = asyncio.Event()
+
+        async def subscribe(self, consumer: str, topics: Sequence[str]) -> MemorySubscription:
+            if consumer == "billing":
+                await self.waiting.wait()
+            else:
+                try:
+                    self.waiting.set()
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    pass
+            raise ConfigurationError(f"{consumer} is refused")
+
+    consumers = [backend.consumer(), replace(backend.consumer(), name="mail")]
+    with pytest.raises(ConfigurationError, match="billing is refused"):
+        async with asyncio.timeout(PATIENCE_S):
+            await ConsumerRunner(backend.database, Refusing(), consumers).run(asyncio.Event())
+    assert "another consumer failed, too: mail is refused" in caplog.text
 
 
 async def test_a_broker_that_is_refused_ends_the_consumers_at_once(backend: Backend) -> None:

@@ -27,7 +27,7 @@ from onefold._kernel.telemetry import Listener, join
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.worker_settings import select_consumers
 from onefold.brokers._adapters import broker_name
-from onefold.errors import ConfigurationError, OnefoldError
+from onefold.errors import ConfigurationError
 
 
 def command(
@@ -84,10 +84,7 @@ async def _consume(
 
     with stop_on_signals() as stop:
         async with healthz(health, alive):
-            try:
-                await once.consume(stop, only=only, begun=on_begun, listener=join(listener, health.metrics))
-            except ExceptionGroup as group:
-                raise _cause(group) from None
+            await once.consume(stop, only=only, begun=on_begun, listener=join(listener, health.metrics))
 
 
 def _print(consumers: Sequence[Consumer], *, as_json: bool) -> None:
@@ -103,11 +100,3 @@ def _print(consumers: Sequence[Consumer], *, as_json: bool) -> None:
 
 def _name(consumer: Consumer) -> str:
     return getattr(consumer.handler, "__qualname__", type(consumer.handler).__qualname__)
-
-
-def _cause(group: ExceptionGroup[Exception]) -> Exception:
-    """The error that ended one consumer of the group, if it is onefold's own; else the group."""
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, OnefoldError) else group

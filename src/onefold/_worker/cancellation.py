@@ -44,7 +44,7 @@ def may_go_on() -> bool:
     return True
 
 
-async def join_tasks(running: Iterable[asyncio.Task[None]], grace_s: float | None) -> None:
+async def join_tasks(running: Iterable[asyncio.Task[None]], grace_s: float) -> None:
     """Wait for tasks to end by themselves; those that do not in time, or until we are cancelled, are cancelled
     until they do."""
     tasks = list(running)

@@ -76,7 +76,10 @@ class ConsumerRunner:
                 if subscribed is not None:
                     group.create_task(self._report_subscribed(stop, subscribed))
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+            first, *others = errors.exceptions
+            for error in others:
+                _log.error("another consumer failed, too: %s", error, exc_info=error)
+            raise first from errors
         finally:
             await self._broker.close()
 
