@@ -119,7 +119,7 @@ async def test_before_it_is_known_whether_it_is_paused_it_does_not_run(
     broker = MemoryBroker()
     broker.put(message())
     async with running(consuming(backend, broker)):
-        await until(lambda: "whether it is paused could not be read" in caplog.text)
+        await until(lambda: "could not read whether it is paused" in caplog.text)
         assert broker.subscriptions == 0
         await backend.change("ALTER TABLE onefold_pause RENAME COLUMN elsewhere TO actor")
         await until(lambda: broker.idle)

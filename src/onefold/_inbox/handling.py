@@ -74,8 +74,8 @@ class _Go:
 
 
 @dataclass(frozen=True, slots=True)
-class _IdConflict:
-    """Its id is that of another source's message, which came first: it is to be named apart."""
+class _IdTakenByOtherSource:
+    """Its id is taken by another source's message: it is stored under source and id."""
 
 
 class Inbox:
@@ -207,7 +207,7 @@ class Inbox:
         began = monotonic_s()
         opening = self._open if self.consumer.order == "none" else self._open_in_order
         opened = await checkout(lambda: opening(stored))
-        if isinstance(opened, _IdConflict):
+        if isinstance(opened, _IdTakenByOtherSource):
             await Release()
             return await self._attempt_apart(stored.set_apart(), tx)
         if not isinstance(opened, _Go):
@@ -239,7 +239,7 @@ class Inbox:
         finally:
             self.in_hand.pop(stored.id, None)
 
-    async def _open(self, stored: StoredMessage) -> _Go | _IdConflict | InboxEvent:
+    async def _open(self, stored: StoredMessage) -> _Go | _IdTakenByOtherSource | InboxEvent:
         """Begin, and write the ledger row if the message is ours to handle."""
         sql, name = self.sql, self._name
         kept = isinstance(stored, FailedMessage)
@@ -261,10 +261,10 @@ class Inbox:
             return await skip_not_ours(name, stored)
         if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
             await Batch((Boundary.ROLLBACK,))
-            return _IdConflict()
+            return _IdTakenByOtherSource()
         return await self._end_as_duplicate(stored, done)
 
-    async def _open_in_order(self, stored: StoredMessage) -> _Go | _IdConflict | InboxEvent:
+    async def _open_in_order(self, stored: StoredMessage) -> _Go | _IdTakenByOtherSource | InboxEvent:
         """Begin, lock the stream, and write the ledger row if it is the message's turn."""
         sql, name = self.sql, self._name
         done = (sql.drop(name, stored.id),) if isinstance(stored, FailedMessage) else ()
@@ -285,7 +285,9 @@ class Inbox:
             return (advance,)
         return (advance, self.sql.wake(self._name, stream, epoch, version + 1))
 
-    async def _judge(self, stored: StoredMessage, done: tuple[Statement, ...]) -> _IdConflict | InboxEvent | None:
+    async def _judge(
+        self, stored: StoredMessage, done: tuple[Statement, ...]
+    ) -> _IdTakenByOtherSource | InboxEvent | None:
         """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
         sql, name = self.sql, self._name
         stream, epoch, version = stream_position(stored)
@@ -296,7 +298,7 @@ class Inbox:
             return await self._end_as_duplicate(stored, done)
         if conflict:
             await Batch((Boundary.ROLLBACK,))
-            return _IdConflict()
+            return _IdTakenByOtherSource()
         position = StreamPosition(*row)
         write = sql.claim("none", name, stored.identity, None, kept=True)
         if self.consumer.order == "latest":

@@ -103,7 +103,7 @@ class ConsumerRunner:
                 opened.set()
             except (BrokerUnavailable, Interrupted) as error:
                 if backoff.failures == 0:
-                    _log.warning("consumers wait for their broker, and connect again: %s", error)
+                    _log.warning("the broker is unavailable; consumers keep trying to connect: %s", error)
                     for gate in self._gates:
                         gate.tried.set()
                 await pause(stop, backoff.next_s())

@@ -92,5 +92,5 @@ async def _log_end(work: Awaitable[None], name: str) -> None:
     try:
         await resist(work)
     except Exception:
-        _log.exception("%s failed, and has ended", name)
+        _log.exception("the embedded %s stopped because of an error", name)
         raise

@@ -119,7 +119,7 @@ class PauseGate:
                 if backoff.failures == 0:
                     is_unexpected = not isinstance(error, StoreError)
                     _log.warning(
-                        "consumer %r waits: whether it is paused could not be read, and is read again: %s",
+                        "consumer %r is waiting: could not read whether it is paused; retrying: %s",
                         self._name,
                         error,
                         exc_info=is_unexpected,
@@ -150,7 +150,7 @@ class PauseGate:
         except StoreError:
             pass
         except Exception:
-            _log.exception("consumer %r: whether it is paused could not be read; it keeps running", self._name)
+            _log.exception("consumer %r: could not read whether it is paused; it keeps running", self._name)
 
     async def _look(self) -> bool:
         """Whether it is paused. A change is logged, and emitted to the listener."""
