@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import asyncpg
 import pytest
 import sqlalchemy
+from asyncpg.transaction import Transaction
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
@@ -26,6 +28,7 @@ from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
 from onefold.db.sqlite._locks import lock_file
 from onefold.errors import (
     ConfigurationError,
+    ConnectionLost,
     OnefoldError,
     StoreBusy,
     StoreUnavailable,
@@ -510,6 +513,26 @@ async def test_a_server_that_is_not_there_is_unavailable(driver: str) -> None:
     with pytest.raises(StoreUnavailable) as refusal:
         await AsyncSqlalchemyDatabase(engine).acquire()
     assert "hunter2" not in str(refusal.value)
+    await engine.dispose()
+
+
+async def test_a_connection_whose_protocol_is_out_of_step_is_lost(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So asyncpg finds many that an administrator, or a failover, cuts off. The answer is 503: a retry is right."""
+
+    async def rollback(transaction: object) -> None:
+        raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+
+    engine = create_async_engine(postgres_dsn.replace("postgresql://", "postgresql+asyncpg://"))
+    database = AsyncSqlalchemyDatabase(engine)
+    connection = await database.acquire()
+    await connection.batch((BEGIN, Statement("SELECT 1")))
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "rollback", rollback)
+        with pytest.raises(ConnectionLost, match="cannot switch to state"):
+            await connection.batch((ROLLBACK,))
+    await connection.discard()
     await engine.dispose()
 
 

@@ -46,6 +46,12 @@ def translate_error(connection: Connection, error: BaseException) -> OnefoldErro
     if connection.dialect.name == "sqlite":
         return sqlite_error_for(origin if isinstance(origin, sqlite3.Error) else Exception(str(origin)))
     sqlstate = sqlstate_of(origin)
-    if sqlstate is None and not isinstance(error, OSError):
+    if sqlstate is None and not isinstance(error, OSError) and not _is_out_of_step(origin):
         return unsent_error(origin)
     return error_for(sqlstate, origin)
+
+
+def _is_out_of_step(error: BaseException) -> bool:
+    """Whether asyncpg does not know any more what the server sends: a connection that was cut off, but is not known to
+    be closed yet. Nothing can be done on it."""
+    return any(kind.__name__ == "InternalClientError" for kind in type(error).__mro__)
