@@ -121,6 +121,27 @@ def test_a_request_that_fails_in_its_claim_is_logged_with_its_fields(lines: Line
     check_no_secret(lines.text)
 
 
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_an_outage_of_the_database_is_a_line_for_each_request_and_tracebacks_are_for_debugging(
+    lines: Lines, level: int
+) -> None:
+    """They tell where in onefold it was noticed: a hundred lines, for each of thousands of requests."""
+    logging.getLogger("onefold").setLevel(level)
+    app = FastAPI()
+    once = AsyncOnefold("postgresql://nobody@127.0.0.1:1/none", principal=single_principal)
+
+    @app.post("/orders")
+    @once.idempotent(required=True)
+    async def order() -> None: ...
+
+    once.install(app)
+    with TestClient(app) as client:
+        assert client.post("/orders", headers={"idempotency-key": KEY}).status_code == 503
+    [line] = [line for line in lines.of("onefold.requests") if line["level"] == "ERROR"]
+    assert "no connection to Postgres" in line["message"]
+    assert ("exception" in line) is (level == logging.DEBUG)
+
+
 def test_control_a_secret_that_is_logged_is_found(lines: Lines) -> None:
     _application.info("the body is %s", {"card": "secret-body"})
     with pytest.raises(AssertionError, match="secret-body"):

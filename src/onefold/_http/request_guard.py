@@ -30,7 +30,7 @@ from onefold.errors import (
     KeyMissing,
     OnefoldError,
     ProgrammerError,
-    SchemaMissing,
+    StoreError,
 )
 
 if TYPE_CHECKING:
@@ -133,8 +133,9 @@ class RequestGuard:
         if not isinstance(error, CallerError):
             from onefold._kernel.log_context import log_extra  # for lines that are written
 
-            # What to do about missing tables is in the text, and every request says it.
-            traceback = None if isinstance(error, SchemaMissing) else error
+            # In an outage each request has such a line, and where it was noticed tells nothing.
+            is_brief = isinstance(error, StoreError) and not _log.isEnabledFor(logging.DEBUG)
+            traceback = None if is_brief else error
             extra = log_extra("request.failed", **describe_request(request, operation, self._named_key(request)))
             _log.error("%s answered %d: %s", operation, response.status, error, exc_info=traceback, extra=extra)
         return response

@@ -65,8 +65,8 @@ def record_of(row: Sequence[Any]) -> Record:
 def describe_lost_connection(ask: Ask) -> str:
     """For the error of a request whose connection was lost."""
     return (
-        f"the connection of {ask.operation} was lost (Postgres cuts off a handler that takes longer than its lease, "
-        f"lease_s={ask.lease_s:g})"
+        f"the connection of {ask.operation} was lost (if its handler took longer than its lease, "
+        f"lease_s={ask.lease_s:g}, Postgres has cut it off)"
     )
 
 
