@@ -95,6 +95,15 @@ def test_a_starter_passes_its_tests_and_serves_a_retry(
     assert again.headers["idempotent-replayed"] == "true"
 
 
+def test_the_starters_tests_on_sqlite_leave_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onefold("init", cwd=tmp_path)
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    ran = run_tests(tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert list(temporary.iterdir()) == []
+
+
 def test_what_to_do_next_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     lines = onefold("init", "tea & co's", cwd=tmp_path).stdout.splitlines()
     [enter] = [line for line in lines if line.startswith("  cd ")]
