@@ -7,17 +7,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, single_principal
 from onefold._kernel import foreign_cancellations
+from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.foreign_cancellations import cancel_until_ended
 from onefold._worker.backlog_measuring import measure_outbox, measuring
 from onefold._worker.cancellation import join_tasks
 from onefold._worker.notify_listener import listening
 from onefold._worker.relay_loop import Relay
 from onefold.db.psycopg import AsyncPsycopgDatabase
+from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import BrokerUnavailable
 from tests.outbox.relaying import ScriptedBroker
 from tests.support.patience import PATIENCE_S
@@ -178,3 +182,51 @@ async def test_a_tick_ends_whenever_the_renewal_beside_it_gets_the_connection_it
             group.create_task(relay.run(stop))
             await until(lambda: broker.refreshed > 1)
             stop.set()
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_who_is_cancelled_as_the_connection_comes_is_cancelled_and_gives_it_back(
+    turns: int, postgres_dsn: str
+) -> None:
+    """A worker of the application's, which begins one transaction after the other, never heard of its end."""
+    async with asyncio.timeout(PATIENCE_S), AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        first = await database.acquire()
+        task = asyncio.create_task(database.acquire())
+        await until(lambda: bool(pool.get_stats().get("requests_waiting")))
+        await first.release()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not task.cancel():  # it has it
+            await task.result().release()
+        await asyncio.wait([task])
+        assert task.cancelled() or not task.cancelling()
+        await (await database.acquire()).release()
+
+
+# --- a statement that is cancelled fails by itself -------------------------------------------------------------
+
+INSERT = Statement("INSERT INTO thing VALUES (1)")
+
+
+@pytest.mark.parametrize("over", ["psycopg", "engine"])
+async def test_a_statement_that_is_refused_as_it_is_cancelled_does_not_hide_that(over: str, postgres_dsn: str) -> None:
+    """psycopg raises what the server says, and the cancellation is gone: flows that know what to do next went on."""
+    database: Any = AsyncPsycopgDatabase(postgres_dsn)
+    if over == "engine":
+        url = postgres_dsn.replace("postgresql://", "postgresql+psycopg://")
+        database = AsyncSqlalchemyDatabase(create_async_engine(url))
+    with psycopg.connect(postgres_dsn) as other, psycopg.connect(postgres_dsn, autocommit=True) as looking:
+        looking.execute("CREATE TABLE thing (id bigint PRIMARY KEY)")
+        other.execute("INSERT INTO thing VALUES (1)")
+        connection = await database.acquire()
+        task = asyncio.create_task(connection.batch((Boundary.BEGIN, INSERT)))
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%thing VALUES%'"
+        await until(lambda: looking.execute(waiting).fetchone() is not None)
+        task.cancel()
+        other.commit()  # and so the other one fails, before its loop goes on
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([task])
+        await connection.discard()
+    await database.close()
+    assert task.cancelled()

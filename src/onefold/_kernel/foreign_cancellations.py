@@ -4,7 +4,8 @@ A future that was cancelled elsewhere (a driver's, a broker client's) raises Can
 for a stop, it would silently end a task that works in the background, and that nothing starts again.
 
 And `asyncio.wait_for`, by which pools and broker clients wait, loses a cancellation on Python 3.11 if it comes in the
-moment in which what is waited for is there: a task that was cancelled once would go on for ever.
+moment in which what is waited for is there: a task that was cancelled once would go on for ever. psycopg loses one to
+the error of the statement that it interrupts, where the server was quicker to refuse that.
 """
 
 from __future__ import annotations
@@ -30,6 +31,18 @@ def is_foreign() -> bool:
     """Whether a CancelledError that was caught just now is not meant for the task that caught it."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
+
+
+def cancellations() -> int:
+    """How often this task was cancelled until now."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def check_lost(before: int, error: Exception | None = None) -> None:
+    """Raises the cancellation that what was awaited has lost since there were that many: `error` came in its place."""
+    if cancellations() > before:
+        raise asyncio.CancelledError from error
 
 
 async def resist(work: Awaitable[T]) -> T:

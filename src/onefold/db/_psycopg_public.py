@@ -20,6 +20,7 @@ from psycopg.rows import tuple_row
 
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Row, Statement
 from onefold._kernel.executors import begin_in_background
+from onefold._kernel.foreign_cancellations import cancellations, check_lost
 from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
@@ -198,17 +199,21 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
     async def batch(self, items: Sequence[BatchItem]) -> int:
         if self._handed_out is not None:
             await check_left_by_tasks(self._handed_out, items)
+        before = cancellations()
         try:
             return await self._send(items)
         except VENDOR_ERRORS as error:
+            check_lost(before, error)
             raise translate_error(self._connection, error) from error
 
     async def fetch(self, statement: Statement) -> list[Row]:
         if self._handed_out is not None:
             await check_left_by_tasks(self._handed_out)
+        before = cancellations()
         try:
             return await self._rows(statement)
         except VENDOR_ERRORS as error:
+            check_lost(before, error)
             raise translate_error(self._connection, error) from error
 
     async def query(self, statement: HandlerStatement) -> NamedRows:

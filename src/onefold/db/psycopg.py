@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.executors import runs_a_loop
+from onefold._kernel.foreign_cancellations import cancellations, check_lost
 from onefold._kernel.fork_and_loop import PerLoop, Process, watch_forks
 from onefold.db._opened_elsewhere import Connections, elsewhere, fork_error
 from onefold.db._postgres_session import Place, check_dsn, connect_error, none_free
@@ -135,7 +136,7 @@ class AsyncPsycopgDatabase:
         self._place = Place()
 
     async def acquire(self) -> AsyncPsycopgConnection:
-        deadline = time.monotonic() + self._acquire_timeout_s
+        deadline, before = time.monotonic() + self._acquire_timeout_s, cancellations()
         try:
             opened = self._opened.here()
             pool = opened.pool or await self._open(opened)
@@ -144,6 +145,11 @@ class AsyncPsycopgDatabase:
                 await pool.putconn(connection)
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
+        try:
+            check_lost(before)
+        except asyncio.CancelledError:
+            await pool.putconn(connection)
+            raise
         kind: type[AsyncPsycopgConnection]
         kind = AsyncPsycopgConnection if self._fast is None else self._fast.AsyncFastConnection
         taken = kind(pool, connection, self._place.schema)

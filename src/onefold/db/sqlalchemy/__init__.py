@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -27,6 +27,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
 from onefold._kernel.executors import ThreadExecutor
+from onefold._kernel.foreign_cancellations import cancellations, check_lost
 from onefold._kernel.runners import run
 from onefold.db._left_running import PAUSE_S, TIMES, is_end
 from onefold.db._postgres_session import FIND_TABLES, Place
@@ -40,7 +41,7 @@ from onefold.db.sqlalchemy._sessions import Factory, SqlalchemySessions, tx_of
 from onefold.db.sqlalchemy._sqlite import OverSqlite
 from onefold.db.sqlite._locks import lock_file
 from onefold.db.sqlite._version import check_version
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, OnefoldError
 
 __all__ = ["AsyncSqlalchemyDatabase", "SqlalchemyDatabase", "tx_of"]
 
@@ -171,10 +172,18 @@ class AsyncSqlalchemyConnection:
     async def batch(self, items: Sequence[BatchItem]) -> int:
         if self._verbs.handed and is_end(items):
             await self._end_handler(items)
-        return await self._connection.run_sync(lambda _: self._verbs.batch(items))
+        return await self._run(lambda _: self._verbs.batch(items))
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        return await self._connection.run_sync(lambda _: self._verbs.fetch(statement))
+        return await self._run(lambda _: self._verbs.fetch(statement))
+
+    async def _run(self, work: Callable[[Connection], T]) -> T:
+        before = cancellations()
+        try:
+            return await self._connection.run_sync(work)
+        except OnefoldError as error:
+            check_lost(before, error)
+            raise
 
     async def query(self, statement: HandlerStatement) -> NamedRows:
         self._verbs.hand_out()
