@@ -13,11 +13,14 @@ from psycopg_pool import AsyncConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, single_principal
+from onefold._inbox.consumer import Consumer
 from onefold._kernel import foreign_cancellations
 from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.foreign_cancellations import cancel_until_ended
+from onefold._kernel.messages import Message
 from onefold._worker.backlog_measuring import measure_outbox, measuring
 from onefold._worker.cancellation import join_tasks
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.notify_listener import listening
 from onefold._worker.relay_loop import Relay
 from onefold.db.psycopg import AsyncPsycopgDatabase
@@ -25,7 +28,11 @@ from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import BrokerUnavailable
 from tests.outbox.relaying import ScriptedBroker
 from tests.support.patience import PATIENCE_S
-from tests.worker.consuming import until
+from tests.worker.consuming import MemoryBroker, until
+
+
+async def print_message(message: Message) -> None:
+    print(message.id)
 
 
 class Stubborn:
@@ -182,6 +189,26 @@ async def test_a_tick_ends_whenever_the_renewal_beside_it_gets_the_connection_it
             group.create_task(relay.run(stop))
             await until(lambda: broker.refreshed > 1)
             stop.set()
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("turns", range(8))
+async def test_consumers_that_are_cancelled_end_whenever_they_get_the_connection_they_wait_for(
+    turns: int, postgres_dsn: str
+) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        await AsyncOnefold(database, principal=single_principal).migrate()
+        held = await pool.getconn()
+        consumer = Consumer(name="billing", topics=("order.placed",), handler=print_message)
+        task = asyncio.create_task(ConsumerRunner(database, MemoryBroker(), [consumer]).run(asyncio.Event()))
+        await until(lambda: bool(pool.get_stats().get("requests_waiting")))
+        await pool.putconn(held)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=PATIENCE_S)
+        assert task.cancelled()
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.stepped_handling import StepsForMessages
-from onefold._kernel.foreign_cancellations import Interrupted, resist
+from onefold._kernel.foreign_cancellations import Interrupted, cancel_until_ended, resist
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
@@ -68,18 +68,12 @@ class ConsumerRunner:
         """Consume until `stop` is set; then finish what is being handled, and give back the rest. `subscribed` is
         called once each consumer has its subscription, or has met what keeps it from having one: it goes on trying."""
         opened = asyncio.Event()
+        work = [self._open(stop, opened), *(gate.run(stop, self._grace_s, opened) for gate in self._gates)]
+        if subscribed is not None:
+            work.append(self._report_subscribed(stop, subscribed))
         try:
-            async with measuring(self._database, self._listener, *self._measurements), asyncio.TaskGroup() as group:
-                group.create_task(self._open(stop, opened))
-                for gate in self._gates:
-                    group.create_task(gate.run(stop, self._grace_s, opened))
-                if subscribed is not None:
-                    group.create_task(self._report_subscribed(stop, subscribed))
-        except ExceptionGroup as errors:
-            first, *others = errors.exceptions
-            for error in others:
-                _log.error("another consumer failed, too: %s", error, exc_info=error)
-            raise first from errors
+            async with measuring(self._database, self._listener, *self._measurements):
+                await _run_together(work)
         finally:
             await self._broker.close()
 
@@ -107,3 +101,19 @@ class ConsumerRunner:
                     for gate in self._gates:
                         gate.tried.set()
                 await pause(stop, backoff.next_s())
+
+
+async def _run_together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all until they end; the first that fails ends the others. Not a TaskGroup: that cancels each once, and one
+    that loses its cancellation would keep it for ever."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        await cancel_until_ended(*tasks)
+    tasks.sort(key=lambda task: task not in ended)
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    for error in errors[1:]:
+        _log.error("another consumer failed, too: %s", error, exc_info=error)
+    if errors:
+        raise errors[0]
