@@ -101,6 +101,7 @@ async def test_what_a_consumer_ends_after_the_grace_is_cancelled_again_as_well()
     assert work.cancelled == 3
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_who_is_cancelled_meanwhile_leaves_no_task_behind() -> None:
     work = Stubborn(2)
     task = asyncio.create_task(work.run())
@@ -113,6 +114,31 @@ async def test_who_is_cancelled_meanwhile_leaves_no_task_behind() -> None:
         await asyncio.wait([ending])
     assert ending.cancelled()
     assert task.cancelled()
+
+
+async def test_who_is_cancelled_meanwhile_disturbs_no_clean_up() -> None:
+    cleaned, go_on = False, asyncio.Event()
+
+    async def run() -> None:
+        nonlocal cleaned
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await go_on.wait()
+            cleaned = True
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(cancel_until_ended(task))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        ending.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([ending])
+    assert ending.cancelled()
+    assert cleaned
 
 
 async def test_nothing_to_end_is_no_wait() -> None:

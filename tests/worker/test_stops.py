@@ -195,6 +195,32 @@ async def test_what_a_stop_cuts_off_is_put_back_whatever_the_broker_does(on_post
     assert broker.given_back == ["delivery"]
 
 
+@pytest.mark.parametrize("turns", [0, 30, 80, 200, 400])
+async def test_what_is_cut_off_is_put_back_however_often_the_consumer_is_cancelled(
+    on_postgres: Backend, turns: int
+) -> None:
+    """An application's shutdown may be cancelled again while it waits for the end."""
+    backend, handler, broker = on_postgres, Hanging(on_postgres), MemoryBroker()
+
+    async def handle(given: Message, tx: Transaction[Any]) -> None:
+        await handler(given, tx)
+
+    await keep_due(backend, message("failed"))
+    broker.put(message("delivery"), redelivered=True)
+    consumer = backend.consumer(handle, lease_s=3600, concurrency=4)
+    task = asyncio.create_task(ConsumerRunner(backend.database, broker, [consumer]).run(asyncio.Event()))
+    await until(lambda: len(handler.calls) == 2)
+    for _ in range(3):
+        task.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([task])
+    found = (await backend.failed_messages()).values()
+    assert [each.started - each.failed for each in found] == [0, 0]
+    assert broker.given_back == ["delivery"]
+
+
 class Late(MemoryBroker):
     """Cannot be opened while it is down."""
 

@@ -57,15 +57,19 @@ async def resist(work: Awaitable[T]) -> T:
 
 async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait for their ends, whichever these are. One that goes on for too long is cancelled again: it
-    may have lost its cancellation. If the caller is cancelled meanwhile, they are ended all the same before
+    may have lost its cancellation. If the caller is cancelled meanwhile, they are ended all the same, undisturbed, before
     CancelledError is raised."""
     running = set(tasks)
     ours: asyncio.CancelledError | None = None
+    now_s = asyncio.get_running_loop().time
+    again_at = now_s()
     while running:
-        for task in running:
-            task.cancel()
+        if (left_s := again_at - now_s()) <= 0:
+            for task in running:
+                task.cancel()
+            left_s, again_at = AGAIN_S, now_s() + AGAIN_S
         try:
-            _, running = await asyncio.wait(running, timeout=AGAIN_S)
+            _, running = await asyncio.wait(running, timeout=left_s)
         except asyncio.CancelledError as error:
             ours = error
             running = {task for task in running if not task.done()}
