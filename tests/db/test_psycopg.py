@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -24,6 +25,7 @@ from onefold.errors import (
     UniqueViolated,
 )
 from tests.db.drivers import public_only
+from tests.support.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY)")
@@ -506,3 +508,17 @@ def test_a_batch_that_comes_again_begins_as_its_connection_has_chosen(postgres_d
             assert found == [("read committed" if level is None else level.name.lower().replace("_", " "),)]
             connection.batch((BEGIN, Statement("DELETE FROM level"), COMMIT))
             connection.release()
+
+
+async def test_a_release_that_is_cancelled_costs_no_place_in_the_pool(postgres_dsn: str) -> None:
+    """The pool takes a connection back under a lock, which another task may have for a moment."""
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        connection = await database.acquire()
+        async with pool._lock:
+            leaving = asyncio.create_task(connection.release())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+        await (await database.acquire()).release()

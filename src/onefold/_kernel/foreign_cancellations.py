@@ -57,8 +57,8 @@ async def resist(work: Awaitable[T]) -> T:
 
 async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait for their ends, whichever these are. One that goes on for too long is cancelled again: it
-    may have lost its cancellation. If the caller is cancelled meanwhile, they are ended all the same, undisturbed, before
-    CancelledError is raised."""
+    may have lost its cancellation. If the caller is cancelled meanwhile, they are ended all the same, and undisturbed,
+    before CancelledError is raised."""
     running = set(tasks)
     ours: asyncio.CancelledError | None = None
     now_s = asyncio.get_running_loop().time

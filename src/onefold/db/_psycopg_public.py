@@ -260,7 +260,8 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             await self.discard()
             raise
         else:
-            await self._pool.putconn(self._connection)
+            # Cancelled while it waits for the pool's lock, it would have neither gone back nor been replaced.
+            await asyncio.shield(begin_in_background(self._pool.putconn(self._connection)))
 
     async def discard(self) -> None:
         self._left = True
