@@ -221,6 +221,34 @@ async def test_what_is_cut_off_is_put_back_however_often_the_consumer_is_cancell
     assert broker.given_back == ["delivery"]
 
 
+async def test_a_broker_is_closed_however_often_the_consumer_is_cancelled(on_postgres: Backend) -> None:
+    """What is cut off in its close leaves a connection, and the tasks of its client."""
+
+    class Closing(MemoryBroker):
+        entered, leave, closed = asyncio.Event(), asyncio.Event(), False
+
+        async def close(self) -> None:
+            self.entered.set()
+            await self.leave.wait()
+            self.closed = True
+
+    broker = Closing()
+    task = asyncio.create_task(
+        ConsumerRunner(on_postgres.database, broker, [on_postgres.consumer()]).run(asyncio.Event())
+    )
+    await until(lambda: broker.subscriptions == 1)
+    async with asyncio.timeout(PATIENCE_S):
+        task.cancel()
+        await broker.entered.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        broker.leave.set()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert broker.closed
+
+
 class Late(MemoryBroker):
     """Cannot be opened while it is down."""
 

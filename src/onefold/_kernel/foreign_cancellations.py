@@ -11,7 +11,7 @@ the error of the statement that it interrupts, where the server was quicker to r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from onefold.errors import OnefoldError
@@ -53,6 +53,24 @@ async def resist(work: Awaitable[T]) -> T:
         if not is_foreign():
             raise
         raise Interrupted("something that was waited for was cancelled elsewhere") from error
+
+
+async def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Await a clean-up to its end, also if this task is cancelled meanwhile; it is cut off after AGAIN_S."""
+    task = asyncio.create_task(work)
+    ours: asyncio.CancelledError | None = None
+    now_s = asyncio.get_running_loop().time
+    until = now_s() + AGAIN_S
+    while not task.done() and (left_s := until - now_s()) > 0:
+        try:
+            await asyncio.wait([task], timeout=left_s)
+        except asyncio.CancelledError as error:
+            ours = error
+    if not task.done():
+        await cancel_until_ended(task)
+    if ours is not None:
+        raise ours
+    task.result()
 
 
 async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.stepped_handling import StepsForMessages
-from onefold._kernel.foreign_cancellations import Interrupted, cancel_until_ended, resist
+from onefold._kernel.foreign_cancellations import Interrupted, cancel_until_ended, finish, resist
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
@@ -75,7 +75,7 @@ class ConsumerRunner:
             async with measuring(self._database, self._listener, *self._measurements):
                 await _run_together(work)
         finally:
-            await self._broker.close()
+            await finish(self._broker.close())
 
     def alive(self) -> dict[str, float]:
         """For each consumer, seconds since its loops last made a turn, at the broker and at its failed messages; for
