@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from onefold.db._shielded import Shielded
+from onefold.db._shielded import Shielded, run_to_end
+from tests.support.patience import PATIENCE_S
 
 
 async def test_what_a_shielded_call_brings_goes_to_whoever_waits_for_it() -> None:
@@ -109,3 +110,37 @@ async def test_finishing_does_not_wait_for_ever() -> None:
     for task in shielded._under_way:
         task.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("waits", range(4))
+@pytest.mark.parametrize("turns", range(5))
+async def test_short_work_goes_on_to_its_end_when_its_task_is_cancelled(waits: int, turns: int) -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        for _ in range(waits):
+            with pytest.raises(ValueError, match="on purpose"):
+                await asyncio.gather(fail())
+        ended.set()
+
+    async def fail() -> None:
+        raise ValueError("on purpose")
+
+    task = asyncio.create_task(run_to_end(work()))
+    for _ in range(1 + turns):
+        await asyncio.sleep(0)
+    cancelled = task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() is cancelled
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
+
+
+async def test_short_work_that_fails_raises_its_error_with_and_without_a_wait() -> None:
+    async def fail(*, waits: bool) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        raise ValueError("on purpose")
+
+    for waits in (False, True):
+        with pytest.raises(ValueError, match="on purpose"):
+            await run_to_end(fail(waits=waits))

@@ -25,6 +25,7 @@ from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
 from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, refuse
+from onefold.db._shielded import run_to_end
 from onefold.errors import OnefoldError
 
 Handle: TypeAlias = psycopg.Connection[Any]
@@ -261,7 +262,7 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             raise
         else:
             # Cancelled while it waits for the pool's lock, it would have neither gone back nor been replaced.
-            await asyncio.shield(begin_in_background(self._pool.putconn(self._connection)))
+            await run_to_end(self._pool.putconn(self._connection))
 
     async def discard(self) -> None:
         self._left = True

@@ -7,8 +7,11 @@ for any more, is disposed of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
+
+from onefold._kernel.executors import begin_in_background
 
 T = TypeVar("T")
 
@@ -52,3 +55,32 @@ class Shielded:
 
 async def _dispose(task: asyncio.Task[T], on_abandoned: Callable[[T], Coroutine[Any, Any, None]]) -> None:
     await on_abandoned(await task)
+
+
+async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await short work to its end, also if this task is cancelled. Only work that has to wait costs a task."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration:
+        return
+    await asyncio.shield(begin_in_background(_go_on(work, waits_for)))
+
+
+async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    """The rest of a coroutine that has begun, for another task."""
+    try:
+        while True:
+            try:
+                answer = await _hand_on(waits_for)
+            except BaseException as error:
+                waits_for = work.throw(error)
+            else:
+                waits_for = work.send(answer)
+    except StopIteration:
+        return
+
+
+@types.coroutine
+def _hand_on(waits_for: Any) -> Generator[Any, Any, Any]:
+    """Give the loop what a coroutine waits for."""
+    return (yield waits_for)
