@@ -346,7 +346,20 @@ def test_a_secret_that_is_none_is_refused_and_not_repeated(secret: str | tuple[s
     assert not isinstance(secret, str) or secret.removeprefix("whsec_") not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["shop.example", "ftp://shop.example/", "https://", "https://user:pa55@shop.example/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "shop.example",
+        "shop.example/hooks/pa55",
+        "ftp://shop.example/",
+        "https://",
+        "https://user:pa55@shop.example/",
+        "https://shop.example:pa55/",
+        "https://shop.example:99999/",
+        "https://shop.example:0/",
+        "https://[pa55/hooks",
+    ],
+)
 def test_an_endpoint_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be an http\(s\) URL") as refused:
         WebhookBroker({"orders": [url]}, secret=SECRET)

@@ -95,7 +95,7 @@ async def endpoints(dialect: str) -> list[EndpointSeen]:
 async def add(dialect: str, name: str, url: str, topics: Sequence[str], *, secret: str | None = None) -> None:
     """Add an endpoint, or change it. It is enabled."""
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"endpoint {name!r} must be 1 to 100 letters, digits and '._:-'")
+        raise ConfigurationError(f"endpoint {redact(name)!r} must be 1 to 100 letters, digits and '._:-'")
     check_url(f"the endpoint {name!r}", url)
     check_topics(f"endpoint {name!r}", topics)
     if not topics:
@@ -157,10 +157,16 @@ async def note_failures(
 
 
 def check_url(what: str, url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+    """The URL, if requests can be sent to it. Raises ConfigurationError."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of brackets, or of the port
+        usable = False
+    if not usable or parts.username is not None:
+        shown = redact(url) if "://" in url else "one without a scheme"
         raise ConfigurationError(
-            f"{what} must be an http(s) URL with a host and without a user or password: {redact(url)} is not"
+            f"{what} must be an http(s) URL with a host and without a user or password: {shown} is not"
         )
     return url
 
