@@ -40,6 +40,34 @@ def test_migrate_says_that_it_takes_the_database_as_an_option(
     assert list(tmp_path.iterdir()) == []
 
 
+ADDRESS = "postgresql://u:hunter2@h/shop"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (ADDRESS,),
+        ("reap", ADDRESS),
+        ("intents", ADDRESS),
+        ("outbox", "list", ADDRESS),
+        ("outbox", "cancel", ADDRESS, "-d", "app.db"),
+        ("dlq", "list", "host=h password=hunter2"),
+        ("docs", "postgresql://u:hunter2'\\@h/shop"),
+        ("init", "shop", "-d", ADDRESS),
+        ("init", "shop", f"--broker={ADDRESS}"),
+        ("init", "shop", f"-b{ADDRESS}"),
+    ],
+)
+def test_an_address_in_the_wrong_place_is_not_repeated_with_its_password(
+    given: tuple[str, ...], tmp_path: Path
+) -> None:
+    sqlite3.connect(tmp_path / "app.db").close()
+    answer = onefold(*given, cwd=tmp_path)
+    assert answer.returncode == 2, answer
+    assert "hunter2" not in answer.stderr + answer.stdout
+    assert "..." in answer.stderr if "password" in given[-1] else "postgresql://h/shop" in words(answer.stderr)
+
+
 def test_migrate_shows_how_it_is_used() -> None:
     [usage] = [line for line in onefold("migrate", "--help").stdout.splitlines() if "Usage:" in line]
     assert usage.strip().endswith("migrate [OPTIONS]")

@@ -38,6 +38,8 @@ from onefold._kernel.redaction import redact
         ("redis//:secret@host", "..."),
         ("redis:secret", "..."),
         ("ann:secret@host", "..."),
+        ("host=db user=ann password=secret dbname=shop", "..."),
+        ("host=db password = secret", "..."),
         ("https://hooks.example/T000/secret?x=secret", "https://hooks.example"),
         ("https://ann:secret@hooks.example:8443/T000/secret", "https://hooks.example:8443"),
     ],

@@ -29,6 +29,8 @@ HERE = {"ingress": "http://localhost:8080", "admin": "http://localhost:9070", "s
     [
         ({"ingress": "localhost:8080"}, r"ingress='localhost:8080' must be the address .* 'http://localhost:8080'"),
         ({"admin": ""}, r"admin='' must be the address"),
+        ({"admin": "htp://me:pa55@restate:9070"}, r"admin='htp://restate:9070' must be the address"),
+        ({"url": "http://me:pa55@orders:9080"}, r"url='http://orders:9080' is where Restate reaches listen="),
         ({"service": "my sagas"}, r"service='my sagas' must be letters"),
         ({"url": "http://orders:9080"}, r"url='http://orders:9080' is where Restate reaches listen="),
         ({"identity_keys": ["abc"]}, r"identity_keys has 'abc'.*publickeyv1_"),

@@ -250,7 +250,11 @@ def test_the_checks_that_are_announced_are_those_of_the_result() -> None:
     [
         (["ftp://127.0.0.1/x"], "is not an address"),
         (["localhost:8000"], "'localhost:8000' has no scheme: write http://localhost:8000"),
-        (["//127.0.0.1/orders"], "'//127.0.0.1/orders' has no scheme: write http://127.0.0.1/orders"),
+        (["//127.0.0.1/orders"], "'127.0.0.1/orders' has no scheme: write http://127.0.0.1/orders"),
+        (
+            ["hooks.test/services/T0Pa55w0rdPa55w0rdPa55w0rd"],
+            "'hooks.test/services/...' has no scheme: write http://hooks.test/services/...",
+        ),
         (["me:s3cret@127.0.0.1:1"], "is not an address"),
         (["127.0.0.1:1/?token=s3cret"], "is not an address"),
         (["http://me:s3cret@127.0.0.1:1/"], "give them by --header"),

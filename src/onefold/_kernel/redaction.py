@@ -13,8 +13,8 @@ _HIDDEN = "..."
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
-#: A text without `//` that is none the less an address: `redis:secret@host`.
-_LIKE_A_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+#: A text without `//` that is none the less an address: `redis:secret@host`, or libpq's `host=db password=secret`.
+_LIKE_AN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:|.*password\s*=", re.DOTALL)
 
 #: A name or a number of a host, and a port.
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
@@ -32,7 +32,7 @@ def redact(address: str, *, with_path: bool = False) -> str:
     scheme, separator, rest = address.partition("://")
     if not separator:
         path = address.partition("?")[0]
-        return _HIDDEN if "@" in address or "//" in address or _LIKE_A_SCHEME.match(address) else path
+        return _HIDDEN if "@" in address or "//" in address or _LIKE_AN_ADDRESS.match(address) else path
     if not _SCHEME.fullmatch(scheme):
         return _HIDDEN
     location = re.split(r"[?#]", rest, maxsplit=1)[0]

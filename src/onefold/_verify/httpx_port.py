@@ -57,7 +57,8 @@ def require_url(url: str) -> str:
     except ValueError:
         usable = False
     if "://" not in url and not _SECRETIVE.search(url):
-        raise ConfigurationError(f"{url!r} has no scheme: write http://{url.lstrip('/')}, or https://...")
+        shown = redact(f"http://{url.lstrip('/')}", with_path=True)
+        raise ConfigurationError(f"{shown[7:]!r} has no scheme: write {shown}, or https://...")
     if not usable:
         raise ConfigurationError(f"{redact(url)!r} is not an address: give http://host:port/path, or https://...")
     if parts.username is not None or parts.password is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
+from onefold._kernel.redaction import redact
 from onefold.errors import ConfigurationError, ProgrammerError
 
 __all__ = ["Direction", "FaultProxy", "Mode", "Traffic"]
@@ -152,7 +153,7 @@ class FaultProxy:
         elsewhere = {"host", "hostaddr", "port"} & parse_qs(parts.query).keys()
         if not parts.hostname or elsewhere or port not in (None, self._target[1]):
             raise ConfigurationError(
-                f"dsn={dsn!r}: this proxy stands before {self._target[0]}:{self._target[1]}; "
+                f"dsn={redact(dsn)!r}: this proxy stands before {self._target[0]}:{self._target[1]}; "
                 "give a URL that names this one server before the path"
             )
         user, at, _ = parts.netloc.rpartition("@")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.redaction import redact
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
 
@@ -63,8 +64,8 @@ class RestateApi:
         answer = await self._send("POST", f"{self._admin}/deployments", data={"uri": url, "force": True})
         if answer.is_error:
             raise ConfigurationError(
-                f"Restate at {self._admin} does not take {url} as the address of the sagas ({answer.status_code}): "
-                f"{answer.text[:500]}; url= must be where the server reaches this process"
+                f"Restate at {redact(self._admin)} does not take {redact(url)} as the address of the sagas "
+                f"({answer.status_code}): {answer.text[:500]}; url= must be where the server reaches this process"
             )
 
     async def submit(self, saga_id: str, data: Json) -> str | None:
@@ -193,14 +194,18 @@ def _is_missing(answer: httpx.Response) -> bool:
 
 def _check_answer(answer: httpx.Response) -> httpx.Response:
     if answer.is_server_error:
-        raise StoreUnavailable(f"Restate answers {answer.url} with {answer.status_code}: {answer.text[:500]}")
+        raise StoreUnavailable(
+            f"Restate answers {redact(str(answer.url), with_path=True)} with {answer.status_code}: {answer.text[:500]}"
+        )
     if answer.is_error:
-        raise OnefoldError(f"Restate refuses {answer.url} with {answer.status_code}: {answer.text[:500]}")
+        raise OnefoldError(
+            f"Restate refuses {redact(str(answer.url), with_path=True)} with {answer.status_code}: {answer.text[:500]}"
+        )
     return answer
 
 
 def _unavailable(url: str, error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"Restate does not answer {url}: {type(error).__name__} {error}")
+    return StoreUnavailable(f"Restate does not answer {redact(url, with_path=True)}: {type(error).__name__} {error}")
 
 
 def _address(name: str, given: str) -> str:
@@ -209,8 +214,9 @@ def _address(name: str, given: str) -> str:
     except (TypeError, httpx.InvalidURL):
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host:
+        shown = redact(str(given)) if "@" in str(given) else given
         raise ConfigurationError(
-            f"{name}={given!r} must be the address of a Restate server, as 'http://localhost:8080'"
+            f"{name}={shown!r} must be the address of a Restate server, as 'http://localhost:8080'"
         )
     return str(given).rstrip("/")
 

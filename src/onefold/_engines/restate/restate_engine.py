@@ -22,6 +22,7 @@ from onefold._engines.restate.restate_service import ServiceEndpoint, make_servi
 from onefold._engines.restate.running_steps import RunningSteps
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
+from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry import Listeners
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
@@ -68,7 +69,7 @@ class Restate(SagaEngine):
         if not _SERVICE.fullmatch(service):
             raise ConfigurationError(f"service={service!r} must be letters, digits, '.', '_' and '-', as 'onefold' is")
         if url is not None and listen is None:
-            raise ConfigurationError(f"url={url!r} is where Restate reaches listen=..., which is not given")
+            raise ConfigurationError(f"url={redact(url)!r} is where Restate reaches listen=..., which is not given")
         require("retention_days", retention_days, least=7, most=3650)
         require("stop_s", stop_s, most=3600)
         self._api = RestateApi(ingress=ingress, admin=admin, service=service)
