@@ -15,7 +15,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._idempotency.locked_store import LockedStore
+from onefold._idempotency import locked_store
+from onefold._idempotency.locked_store import MISMATCH_PAUSES_S, LockedStore
 from onefold._idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
 from onefold._idempotency.schema import MIGRATIONS
 from onefold._idempotency.sql import postgres
@@ -211,6 +212,28 @@ async def test_another_payload_in_flight_is_a_mismatch_and_not_in_flight(backend
     await first.release()
     assert isinstance(await other.claim(), Run)
     await other.release()
+
+
+@pytest.mark.parametrize(
+    ("pauses", "false_mismatch"), [pytest.param((0.0,), True, id="looks again at once"), (MISMATCH_PAUSES_S, False)]
+)
+async def test_a_request_that_meets_the_end_of_an_equal_one_is_no_mismatch_though_locks_go_one_by_one(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, pauses: tuple[float, ...], false_mismatch: bool
+) -> None:
+    monkeypatch.setattr(locked_store, "MISMATCH_PAUSES_S", pauses)
+    desk = backend.desk()
+    async with backend.pool.acquire() as ending:
+        await ending.execute("SELECT pg_advisory_lock($1)", desk.ask.key_lock)  # the other of its locks is gone
+
+        async def end(executor: TaskExecutor[Any], seconds: float) -> None:
+            if seconds:
+                await ending.execute("SELECT pg_advisory_unlock_all()")
+
+        monkeypatch.setattr(TaskExecutor, "sleep", end)
+        claim = await desk.claim()
+        await ending.execute("SELECT pg_advisory_unlock_all()")
+    assert isinstance(claim, Mismatch if false_mismatch else Run)
+    await desk.release()
 
 
 # --- the loser's COMMIT ----------------------------------------------------------------------------------

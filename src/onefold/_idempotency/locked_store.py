@@ -20,7 +20,7 @@ the record. A connection lost during COMMIT is neither, so the outcome is looked
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
@@ -39,6 +39,7 @@ from onefold._kernel.effects import (
     Release,
     ReleaseCommitted,
     Row,
+    Sleep,
     Statement,
 )
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, rethrow
@@ -58,6 +59,9 @@ from onefold.errors import (
 
 #: How often a claim that cannot be serialised begins again, with a later snapshot.
 CLAIMS_MAX = 3
+
+#: How long another payload must have been seen in flight before a request is told so, which no retry makes good.
+MISMATCH_PAUSES_S = (0.0, 0.002, 0.01, 0.04)
 
 #: Its claim is its locks: there is nothing that would differ from request to request.
 _RUN = Run()
@@ -250,13 +254,22 @@ class LockedStore:
             return await self._try(ask, Boundary.ROLLBACK)
         claim = await self._judge(ask, run, rows)
         if claim is None:
-            # Another payload holds the key, or a request that only looked at it did. Try once more, then believe it.
-            if await Batch((Boundary.ROLLBACK, *begin)) == 0:
-                return run
-            claim = await self._judge(ask, run, await Fetch(self.sql.explain(ask))) or Mismatch()
+            claim = await self._judge_again(ask, run, begin)
         if not isinstance(claim, Run):
             await Batch((Boundary.ROLLBACK,))
         return claim
+
+    async def _judge_again(self, ask: Ask, run: Run, begin: Sequence[BatchItem]) -> Claim:
+        """Another payload holds the key; or the same one did, in a transaction that is ending. A server releases the
+        locks of a transaction one by one, and may stop in between: only what lasts is believed."""
+        for pause_s in MISMATCH_PAUSES_S:
+            await Sleep(pause_s)
+            if await Batch((Boundary.ROLLBACK, *begin)) == 0:
+                return run
+            claim = await self._judge(ask, run, await Fetch(self.sql.explain(ask)))
+            if claim is not None:
+                return claim
+        return Mismatch()
 
     async def _judge(self, ask: Ask, run: Run, rows: list[Row]) -> Claim | None:
         """Look closer, now that the first look was not empty. None: another payload seems to be in flight."""
