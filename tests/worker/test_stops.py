@@ -249,6 +249,64 @@ async def test_a_broker_is_closed_however_often_the_consumer_is_cancelled(on_pos
     assert broker.closed
 
 
+class AnsweringLate:
+    """A connection to a database that has written what is marked, and answers when the test says so."""
+
+    def __init__(self, connection: Any, mark: str, written: asyncio.Event, answers: asyncio.Event) -> None:
+        self._connection = connection
+        self._mark = mark
+        self._written = written
+        self._answers = answers
+        self._is_marked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def batch(self, items: Sequence[Any]) -> int:
+        self._is_marked |= any(self._mark in str(item) for item in items)
+        return int(await self._connection.batch(items))
+
+    async def fetch(self, statement: Any) -> Any:
+        self._is_marked |= self._mark in str(statement)
+        return await self._connection.fetch(statement)
+
+    async def release(self) -> None:
+        await self._connection.release()
+        if self._is_marked:
+            self._written.set()
+            await self._answers.wait()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark"), [("failed", "SET started = started"), ("delivery", "INSERT INTO onefold_letter")]
+)
+async def test_what_is_started_in_the_moment_of_a_cancellation_counts_as_not_started(
+    kind: str, mark: str, on_postgres: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, broker, acquire = on_postgres, MemoryBroker(), on_postgres.database.acquire
+    written, answers = asyncio.Event(), asyncio.Event()
+    if kind == "failed":
+        await keep_due(backend, message())
+    else:
+        broker.put(message(), redelivered=True)
+
+    async def acquire_late() -> Any:
+        return AnsweringLate(await acquire(), mark, written, answers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.database, "acquire", acquire_late)
+        task = asyncio.create_task(ConsumerRunner(backend.database, broker, [backend.consumer()]).run(asyncio.Event()))
+        async with asyncio.timeout(PATIENCE_S):
+            await written.wait()
+            task.cancel()
+            for _ in range(100):  # it comes through several tasks
+                await asyncio.sleep(0)
+            answers.set()
+            await asyncio.wait([task])
+    [failed_message] = (await backend.failed_messages()).values()
+    assert failed_message.started == failed_message.failed
+
+
 class Late(MemoryBroker):
     """Cannot be opened while it is down."""
 

@@ -195,11 +195,16 @@ class Inbox:
         """Keep it as a failed message that is started, before it is run: a process that dies of it is found by that."""
         apart, lease_ms = stored.identity.apart, 2 * self.lease_ms
         keep = self.sql.keep_new(self._name, stored.values(), apart, reason=reason, lease_ms=lease_ms)
-        if await with_connection(lambda: run_batch(keep)) == 0:
+        failed_message = kept_as_started(stored, reason, self._now_ms(), lease_ms)
+        try:
+            kept = await with_connection(lambda: run_batch(keep))
+        except GeneratorExit:  # it may have been kept: cut off, it counts as not started all the same
+            self.abandon([failed_message])
+            raise
+        if kept == 0:
             if await with_connection(lambda: run_batch(self.sql.id_conflict(self._name, stored.identity))):
                 return await self._run_kept(stored.set_apart(), reason, tx)
             return self.report(self._trace.note(stored, Duplicate(self._name, stored.topic)))
-        failed_message = kept_as_started(stored, reason, self._now_ms(), lease_ms)
         self.in_hand.hold([failed_message])
         return await self.run_failed(failed_message, tx)
 

@@ -19,6 +19,7 @@ from onefold._inbox.failed_messages import next_due, take, take_run
 from onefold._inbox.handling import Inbox
 from onefold._inbox.in_hand import give_up, renew_in_hand, wake_stranded
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
+from onefold._kernel.effects import Flow
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.telemetry.consumer_events import Duplicate, Handled
 from onefold._kernel.wakeup_signals import Signal, Wakeups
@@ -157,11 +158,23 @@ class FailedMessageLoop:
         if not self._calls.room.is_set():
             return 0
         free = self._inbox.consumer.concurrency - len(self._running)
-        count = self._begin(await self._runner.run(take(self._inbox, free))) if free > 0 else 0
+        count = self._begin(await self._take(take(self._inbox, free))) if free > 0 else 0
         if not any(failed_message.started > failed_message.failed + 1 for failed_message in self._running.values()):
             suspects = take(self._inbox, 1, suspects=True, listener=self._listener)
-            count += self._begin(await self._runner.run(suspects))
+            count += self._begin(await self._take(suspects))
         return count
+
+    async def _take(self, taking: Flow[list[FailedMessage]]) -> list[FailedMessage]:
+        """What this starts. A task that is cancelled meanwhile waits for the answer and puts it back: a message that
+        was started and is in no hand looks as if it had killed its process."""
+        task = asyncio.create_task(self._runner.run(taking))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with suppress(OnefoldError, TimeoutError):
+                async with asyncio.timeout(PUT_BACK_S_MAX):
+                    self._inbox.abandon(await task)
+            raise
 
     def _begin(self, failed_messages: list[FailedMessage]) -> int:
         for failed_message in failed_messages:
@@ -188,7 +201,7 @@ class FailedMessageLoop:
         partition wait CATCH_UP_S_MAX at most."""
         over_at = time.monotonic() + CATCH_UP_S_MAX
         while time.monotonic() < over_at and not self._stop.is_set():
-            failed_messages = remaining = await self._runner.run(take_run(self._inbox, last))
+            failed_messages = remaining = await self._take(take_run(self._inbox, last))
             if not failed_messages:
                 return
             try:
