@@ -13,6 +13,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_signature import Needed
 from onefold.brokers import Delivery
 from onefold.errors import ConfigurationError
+from onefold.fastapi import AsyncRequestSession, Condition, SessionTx, Tx
 
 if TYPE_CHECKING:
     from decimal import Decimal as Order
@@ -173,6 +174,39 @@ def asks_fastapi_in_old_style(message: Message, found: str = FastApiDepends(awai
 def test_the_depends_of_fastapi_is_refused_and_ours_is_named(handler: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"Depends of fastapi.*from onefold import Depends"):
         consumer(handler)
+
+
+def takes_tx_of_endpoints(message: Message, tx: Tx[Any]) -> None: ...
+
+
+def takes_a_session_of_endpoints(message: Message, s: SessionTx) -> None: ...
+
+
+async def takes_an_async_session_of_endpoints(message: Message, s: AsyncRequestSession) -> None: ...
+
+
+def takes_a_condition(message: Message, condition: Condition) -> None: ...
+
+
+def depends_on_tx_of_endpoints(message: Message, found: Annotated[Any, Depends(takes_tx_of_endpoints)]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (takes_tx_of_endpoints, r"'tx' is Tx of onefold.fastapi, .*write `tx: Transaction\[...\]`"),
+        (takes_a_session_of_endpoints, r"'s' is a session of onefold.fastapi, .*write `s: Session`.*sqlalchemy.orm"),
+        (takes_an_async_session_of_endpoints, r"write `s: AsyncSession`.*from sqlalchemy.ext.asyncio"),
+        (takes_a_condition, r"'condition' is a dependency of onefold.fastapi, .*take it out"),
+        (depends_on_tx_of_endpoints, r"'tx' is Tx of onefold.fastapi"),
+    ],
+)
+def test_what_endpoints_take_is_refused_and_what_handlers_take_instead_is_named(
+    handler: Callable[..., Any], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        consumer(handler)
+    assert "Depends" not in str(refused.value)
 
 
 def test_what_depends_on_itself_is_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 from fastapi import Depends, FastAPI
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 from starlette.requests import Request as StarletteRequest
 from starlette.testclient import TestClient
 
@@ -206,6 +207,46 @@ def test_a_session_of_an_unmarked_route_is_refused_at_install(sqlite_path: Path)
 
     with pytest.raises(ConfigurationError, match=r"'session' of .*orders"):
         AsyncOnefold(sqlite_path, principal=onefold.single_principal).install(app)
+
+
+def read_rates() -> dict[str, float]:
+    return {}
+
+
+async def bare_session(session: AsyncSession) -> None: ...
+def bare_plain_session(session: Session) -> None: ...
+async def bare_in_dependency(rates: Annotated[Any, Depends(bare_session)]) -> None: ...
+async def of_a_consumer(rates: Annotated[Any, onefold.Depends(read_rates)]) -> None: ...
+async def of_a_consumer_as_default(rates: Any = onefold.Depends(read_rates)) -> None: ...
+async def of_a_consumer_inside(rates: Annotated[Any, Depends(of_a_consumer)]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (bare_session, r"'session' of \S+bare_session .*`session: AsyncSessionTx`, with `from onefold.fastapi import"),
+        (bare_plain_session, r"'session' of \S+bare_plain_session .*`session: SessionTx`"),
+        (bare_in_dependency, r"'session' of \S+bare_in_dependency \(in bare_session\)"),
+        (of_a_consumer, r"'rates' of \S+of_a_consumer has onefold.Depends.*from fastapi import Depends"),
+        (of_a_consumer_as_default, r"has onefold.Depends"),
+        (of_a_consumer_inside, r"'rates' of \S+of_a_consumer_inside \(in of_a_consumer\) has onefold.Depends"),
+    ],
+)
+def test_what_only_consumers_take_is_refused_where_an_endpoint_is_marked(
+    handler: Callable[..., Any], says: str, sqlite_path: Path
+) -> None:
+    kind = Onefold if handler is bare_plain_session else AsyncOnefold
+    with pytest.raises(ConfigurationError, match=says):
+        kind(sqlite_path, principal=onefold.single_principal).idempotent()(handler)
+
+
+async def test_a_session_that_something_else_gives_is_not_refused(sqlite_path: Path) -> None:
+    async def by_default(session: AsyncSession | None = None) -> None: ...
+    async def by_a_mark(session: Annotated[AsyncSession, "injected"]) -> None: ...
+
+    once = AsyncOnefold(sqlite_path, principal=onefold.single_principal)
+    for handler in (by_default, by_a_mark):
+        once.idempotent()(handler)
 
 
 # --- a transaction for a route that is not marked --------------------------------------------------------

@@ -42,7 +42,7 @@ from onefold._http.route_policy import (
     policy_of_settings,
     single_principal,
 )
-from onefold._http.session_needs import check_sessions
+from onefold._http.session_needs import check_parameters, check_sessions
 from onefold._http.steps_parameter import check_steps, find_steps
 from onefold._idempotency.encryption import Sealer
 from onefold._idempotency.locked_store import LockedStore
@@ -168,6 +168,7 @@ class Layer:
 
         def decorate(function: F) -> F:
             check_markable(function, self._asynchronous)
+            check_parameters(function, name_of(function))
             check_sessions(function, name_of(function), self.name, self._guard.sessions)
             own = policy
             if find_steps(function) is not None:

@@ -1,11 +1,13 @@
-"""Handlers that want a SQLAlchemy session where there is none: refused where they are marked, not at the first request.
+"""Handlers that want what cannot be given: refused where they are marked, not at the first request.
 
-What a handler wants is read from its parameters and from those of its dependencies, as FastAPI reads them.
+That is a SQLAlchemy session where there is none, and what only a consumer can take. What a handler wants is read from
+its parameters and from those of its dependencies, as FastAPI reads them.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args, get_origin
 
@@ -48,6 +50,41 @@ def check_sessions(function: object, name: str, by: str, has: Kind | None) -> No
             )
 
 
+def check_parameters(function: Callable[..., Any], name: str) -> None:
+    """Refuse what a consumer takes and an endpoint cannot: FastAPI would say something else about it, or take it for a
+    part of the request."""
+    for holder, parameter, depends in _walk(function, DEPTH_MAX):
+        through = "" if holder is function else f" (in {getattr(holder, '__qualname__', '?')})"
+        whose = f"the parameter {parameter.name!r} of {name}{through}"
+        if depends:
+            raise ConfigurationError(
+                f"{whose} has onefold.Depends, which is for consumers: in an endpoint write `from fastapi import "
+                "Depends`, whose functions take what an endpoint takes"
+            )
+        kinds = [kind.__name__ for kind in getattr(parameter.kind, "__mro__", ()) if _is_of(kind, "sqlalchemy")]
+        session = next((kind for kind in ("AsyncSession", "Session") if kind in kinds), None)
+        # In other frameworks a decorator around the handler may give it.
+        if session is not None and not parameter.marks and "fastapi" in sys.modules:
+            raise ConfigurationError(
+                f"{whose} is annotated {session}, which FastAPI cannot give: write `{parameter.name}: {session}Tx`, "
+                f"with `from onefold.fastapi import {session}Tx`, for the session of the request's transaction"
+            )
+
+
+def _walk(function: Callable[..., Any], depth: int) -> Iterator[tuple[Callable[..., Any], HandlerParameter, bool]]:
+    """The parameters of a function and of its dependencies, each with its function, and whether it has the Depends of
+    consumers."""
+    for parameter in read_parameters(function):
+        depends = any(type(mark).__name__ == "Depends" and _is_of(type(mark), "onefold") for mark in parameter.marks)
+        yield function, parameter, depends
+        for dependency in parameter.dependencies if depth else ():
+            yield from _walk(dependency, depth - 1)
+
+
+def _is_of(kind: type, package: str) -> bool:
+    return kind.__module__.partition(".")[0] == package
+
+
 class HandlerParameter(NamedTuple):
     """A parameter of a handler, or of one of its dependencies."""
 
@@ -56,6 +93,8 @@ class HandlerParameter(NamedTuple):
     """What it is annotated with."""
     dependencies: list[Callable[..., Any]]
     """The functions that FastAPI calls for it: one, or none."""
+    marks: list[object]
+    """What is noted beside its type, and its default."""
 
 
 def read_parameters(function: Callable[..., Any]) -> list[HandlerParameter]:
@@ -68,8 +107,9 @@ def read_parameters(function: Callable[..., Any]) -> list[HandlerParameter]:
     for parameter in parameters:
         annotated = get_origin(parameter.annotation) is Annotated
         kind, *marks = get_args(parameter.annotation) if annotated else (parameter.annotation,)
-        given = (getattr(mark, "dependency", None) for mark in (*marks, parameter.default))
-        found.append(HandlerParameter(parameter.name, kind, [each for each in given if callable(each)]))
+        marks += [parameter.default] if parameter.default is not parameter.empty else []
+        given = (getattr(mark, "dependency", None) for mark in marks)
+        found.append(HandlerParameter(parameter.name, kind, [each for each in given if callable(each)], marks))
     return found
 
 

@@ -201,11 +201,7 @@ class _SignatureReader:
             return self._dependency(depends, kind, parameter, path)
         foreign = next((each for each in (*metadata, parameter.default) if _is_foreign_depends(each)), None)
         if foreign is not None:
-            raise ConfigurationError(
-                f"consumer {self._consumer!r}: parameter {parameter.name!r} has the Depends of "
-                f"{type(foreign).__module__.partition('.')[0]}, which a consumer cannot use: write `from onefold "
-                "import Depends`, whose functions take what a handler takes"
-            )
+            raise self._foreign_refusal(foreign, kind, parameter.name)
         given = "steps" if is_steps(annotation) else _given_by_type(kind)
         if given is not None:
             return given
@@ -214,6 +210,23 @@ class _SignatureReader:
         if parameter.default is parameter.empty and _is_model(_element(kind) if self._batch > 1 else kind):
             return self._payload(parameter, annotation)
         return None
+
+    def _foreign_refusal(self, depends: object, kind: object, name: str) -> ConfigurationError:
+        """For a dependency of another framework, or one of ours for its endpoints."""
+        where = f"consumer {self._consumer!r}: parameter {name!r}"
+        if not getattr(getattr(depends, "dependency", None), "__module__", "").startswith("onefold."):
+            return ConfigurationError(
+                f"{where} has the Depends of {type(depends).__module__.partition('.')[0]}, which a consumer cannot "
+                "use: write `from onefold import Depends`, whose functions take what a handler takes"
+            )
+        what, instead = {
+            "tx": ("Tx", f"write `{name}: Transaction[...]`, with `from onefold import Transaction`"),
+            "Session": ("a session", f"write `{name}: Session`, with `from sqlalchemy.orm import Session`"),
+            "AsyncSession": (
+                "a session", f"write `{name}: AsyncSession`, with `from sqlalchemy.ext.asyncio import AsyncSession`"
+            ),
+        }.get(_given_by_type(kind) or "", ("a dependency", "take it out"))  # fmt: skip
+        return ConfigurationError(f"{where} is {what} of onefold.fastapi, which is for endpoints: {instead}")
 
     def _by_place(self, index: int, parameter: inspect.Parameter, annotation: object) -> Given | Payload | None:
         """The value of a handler's parameter by its place, where its annotation names none."""
