@@ -237,6 +237,47 @@ def test_a_row_under_a_business_key_wants_another_payload_for_each_part(sqlite_p
     once.close()
 
 
+def cancellations(once: Onefold, refusal: int) -> Flask:
+    with once.transaction() as tx:
+        tx.connection.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY, state TEXT)")
+    app = Flask(__name__)
+
+    @app.post("/orders/<int:number>/cancellation")
+    @once.idempotent(required=True)
+    def cancel(number: int) -> tuple[dict[str, int], int]:
+        change = "UPDATE orders SET state = 'cancelled' WHERE number = ? AND state = 'open'"
+        if current_transaction().connection.execute(change, (number,)).rowcount == 0:
+            return {"not open": number}, refusal
+        return {"cancelled": number}, 200
+
+    once.install(app)
+    return app
+
+
+@pytest.mark.parametrize("refusal", [404, 409])
+def test_a_change_of_state_wants_another_path_for_each_part(sqlite_path: Path, refusal: int) -> None:
+    once = Onefold(sqlite_path, principal=single_principal)
+    client = cancellations(once, refusal).test_client()
+    numbers = iter(range(100))
+
+    def path() -> str:
+        number = next(numbers)
+        with once.transaction() as tx:
+            tx.connection.execute("INSERT INTO orders VALUES (?, 'open')", (number,))
+        return f"/orders/{number}/cancellation"
+
+    def cancelled() -> int:
+        with once.transaction() as tx:
+            [(found,)] = tx.connection.execute("SELECT count(*) FROM orders WHERE state = 'cancelled'")
+            return int(found)
+
+    with pytest.raises(ContractBroken, match=r"(?s)race: .*; where .* give `path` or `json` a function"):
+        assert_idempotent(client, "POST", path(), once=once, count=cancelled)
+    assert_idempotent(client, "POST", path, once=once, count=cancelled)
+    assert (cancelled(), next(numbers)) == (1 + 4, 1 + 4)  # the first request, the race and two crashes
+    once.close()
+
+
 def test_a_client_of_another_kind_is_refused(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path)
     with pytest.raises(ConfigurationError, match="client is a dict: give a test client of Starlette"):

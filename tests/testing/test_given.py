@@ -114,8 +114,9 @@ async def test_what_a_memory_broker_publishes_is_checked(sqlite_path: Path) -> N
     [
         ({"headers": "x: y"}, r"headers='x: y' must be a mapping of names to texts"),
         ({"headers": {"idempotency-key": "k"}}, r"has a key: each part of assert_idempotent sends one of its own"),
-        ({"path": None}, r"path=None must be a text, as 'POST' and '/orders' are"),
-        ({"method": None}, r"method=None must be a text"),
+        ({"path": None}, r"path=None must be a text, as '/orders' is, or a function that makes one"),
+        ({"path": lambda: 7}, r"path=.*lambda.* returned 7, and must return a text"),
+        ({"method": None}, r"method=None must be a text, as 'POST' is"),
     ],
 )
 def test_a_request_that_cannot_be_sent_is_refused(once: Onefold, given: dict[str, Any], told: str) -> None:
@@ -137,3 +138,6 @@ def test_what_does_not_count_is_refused(once: Onefold) -> None:
             assert_idempotent(client, "POST", "/", once=once, count=_count)
         with pytest.raises(ConfigurationError, match=r"json=.* is an `async def`: give a plain function that makes"):
             assert_idempotent(client, "POST", "/", once=once, json=_count)
+        path: Any = _count
+        with pytest.raises(ConfigurationError, match=r"path=.* is an `async def`: give a plain function that makes"):
+            assert_idempotent(client, "POST", path, once=once)
