@@ -75,6 +75,14 @@ def test_every_python_block_is_a_program_that_is_run(page: Path) -> None:
     assert len(re.findall(r"^```python$", page.read_text(), re.MULTILINE)) == len(_PROGRAM.findall(page.read_text()))
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_a_program_with_an_onefold_to_name_runs_only_as_a_program(page: Path) -> None:
+    """`onefold consume orders:once` imports the module, and must not run it."""
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        if re.search(r"^once = ", program, re.MULTILINE):
+            assert not re.search(r"^asyncio\.run\(", program, re.MULTILINE), program.partition("\n")[0]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_and_its_options_exist(command: str) -> None:
     words = [word for word in shlex.split(command) if not word.startswith("...")]

@@ -122,6 +122,19 @@ def test_the_events_program_ships_its_order(tmp_path: Path) -> None:
         assert (ran.stdout, ran.returncode) == ("shipping ord-42\n", 0), ran.stderr
 
 
+def test_a_command_that_names_the_events_program_does_not_run_it(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(block("python", "# orders.py"))
+    ran = fork_server().run("-m", "onefold", "asyncapi", "orders:once", cwd=tmp_path, within_s=PATIENCE_S)
+    assert (ran.returncode, "fulfilment" in ran.stdout, "shipping ord-42" in ran.stdout) == (0, True, False), ran.stderr
+
+
+def test_the_command_that_starts_the_flask_program_finds_its_routes(tmp_path: Path) -> None:
+    [command] = re.findall(r"`(flask --app shop) run`", README)
+    (tmp_path / "shop.py").write_text(block("python", "# shop.py"))
+    ran = fork_server().run("-m", *command.split(), "routes", cwd=tmp_path, within_s=PATIENCE_S)
+    assert (ran.returncode, "/orders" in ran.stdout) == (0, True), ran.stderr
+
+
 def test_the_payments_api_survives_a_second_start(tmp_path: Path) -> None:
     (tmp_path / "payments.py").write_text(block("python", "# payments.py"))
     for _ in range(2):
