@@ -299,6 +299,31 @@ async def test_sessions_and_users_of_starlette_are_there_where_their_middleware_
     await once.close()
 
 
+@pytest.mark.parametrize("wanted", ["session", "user"])
+async def test_middleware_that_was_added_before_install_is_told_with_the_way_out(
+    shop: Shop, wanted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def principal(request: starlette.requests.Request) -> str:
+        return str(getattr(request, wanted))
+
+    app = FastAPI()
+    app.add_middleware(AuthenticationMiddleware, backend=AuthenticationBackend())
+    app.add_middleware(SessionMiddleware, secret_key="s" * 32)
+    shop(app, principal=principal)
+    broken = await ask(app, "t")
+    name = "SessionMiddleware" if wanted == "session" else "AuthenticationMiddleware"
+    way_out = f"call `once.install(app)` before `app.add_middleware({name}, ...)`"
+    assert (broken.status_code, way_out in broken.json()["detail"], way_out in caplog.text) == (500, True, True)
+
+
+async def test_another_failed_assertion_of_a_principal_is_told_nothing_of_middleware(shop: Shop) -> None:
+    def principal(request: onefold.Request) -> str:
+        raise AssertionError("a Middleware of ours")
+
+    broken = await ask(shop(principal=principal), "t")
+    assert (broken.status_code, "add_middleware" in broken.json()["detail"]) == (500, False)
+
+
 async def test_an_exception_of_a_framework_is_rendered_where_there_is_no_framework_too(sqlite_path: Path) -> None:
     raised: list[Exception] = [
         StarletteHTTPException(402, "pay first", headers={"X-Plan": "free"}),

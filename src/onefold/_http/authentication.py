@@ -276,9 +276,21 @@ async def _call_function(
             raise ApplicationRefusal(answer) from error
         raise AuthenticationBroken(
             f"the {callee.name} raised {type(error).__qualname__}; nothing was looked up and nothing was done. The "
-            "log has its traceback. To refuse a request let it raise the framework's HTTPException"
+            f"log has its traceback. {_way_out(error)}"
         ) from error
     return returned
+
+
+def _way_out(error: Exception) -> str:
+    """Of a function that raised. Starlette asserts that the middleware a request's session or user comes from was
+    reached, whatever was installed."""
+    name, _, rest = str(error).partition(" ")
+    if isinstance(error, AssertionError) and rest.startswith("must be installed") and name.endswith("Middleware"):
+        return (
+            f"The request had not passed {name}. The middleware that is added last is outermost, and has to be outside "
+            f"of onefold's: call `once.install(app)` before `app.add_middleware({name}, ...)`"
+        )
+    return "To refuse a request let it raise the framework's HTTPException"
 
 
 async def render_with_application(
