@@ -295,6 +295,35 @@ def test_the_body_of_a_refusal_is_no_row(threads: Onefold) -> None:
         assert "return the row" in answer.get_json()["detail"]
 
 
+class Opaque:
+    def __repr__(self) -> str:
+        return "planted"
+
+
+@pytest.mark.parametrize(
+    ("etag", "says"),
+    [
+        ("version", "cannot be found in a dict (KeyError)"),
+        (lambda row: row[row["secret"]], "cannot be found in a dict (KeyError)"),
+        ("quoted", "a version of type str cannot be an ETag"),
+        (lambda row: content_tag(Opaque()), "content_tag cannot read an object of type Opaque"),
+    ],
+    ids=["no name", "no value", "no tag", "no content"],
+)
+def test_a_row_without_a_tag_is_not_shown_by_the_answer_that_says_so(threads: Onefold, etag: Any, says: str) -> None:
+    app = Flask(__name__)
+
+    @app.get("/orders/<id_>")
+    @threads.conditional(etag=etag)
+    def read(id_: str) -> Any:
+        return {"secret": "planted", "quoted": '"planted"'}
+
+    threads.install(app)
+    answer = app.test_client().get("/orders/o1")
+    assert (answer.status_code, "planted" in answer.text) == (500, False)
+    assert says in answer.get_json()["detail"]
+
+
 async def test_the_body_of_a_refusal_is_no_row_in_fastapi(once: AsyncOnefold) -> None:
     app = FastAPI()
 

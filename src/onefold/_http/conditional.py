@@ -249,8 +249,9 @@ def tag_of(etag: Etag, value: Any, whose: str) -> EntityTag:
             version = getattr(value, etag)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise ProgrammerError(
-            f"{whose}: etag={etag!r} cannot be found in {value!r:.80} ({type(error).__name__}: {error}). It is asked "
-            "about the row that is locked, and about what the handler returns: return the row, or call "
+            # Without the row, and without what a function says of it: the caller reads this.
+            f"{whose}: etag={etag!r} cannot be found in a {type(value).__qualname__} ({type(error).__name__}). It is "
+            "asked about the row that is locked, and about what the handler returns: return the row, or call "
             "condition.tag(row)"
         ) from error
     return make_tag(version, whose)

@@ -140,8 +140,10 @@ def make_tag(version: object, whose: str) -> EntityTag:
             text = None
     if text is None or not text or _VERSION.fullmatch(text) is None:
         raise ProgrammerError(
-            f"{whose}: {version!r:.80} cannot be an ETag. `etag` names what changes with each write, a number, a text "
-            "without quotes and blanks, a time or a UUID; without such a column use etag=onefold.policies.content_tag"
+            # Without the value, and so below: the caller reads this.
+            f"{whose}: a version of type {type(version).__qualname__} cannot be an ETag as it is. `etag` names what "
+            "changes with each write, a number, a text without quotes and blanks, a time or a UUID; without such a "
+            "column use etag=onefold.policies.content_tag"
         )
     return EntityTag(text)
 
@@ -180,6 +182,7 @@ def _to_plain(value: Any) -> object:
     if hasattr(value, "keys"):  # rows of sqlite3 and asyncpg
         return dict(zip(value.keys(), value, strict=True))
     raise ProgrammerError(
-        f"content_tag cannot read {value!r:.80}: it takes dicts, rows, lists, dataclasses, pydantic models and plain "
-        "values. Of another object say what counts, as in etag=lambda order: content_tag({'item': order.item})"
+        f"content_tag cannot read an object of type {type(value).__qualname__}: it takes dicts, rows, lists, "
+        "dataclasses, pydantic models and plain values. Of another object say what counts, as in "
+        "etag=lambda order: content_tag({'item': order.item})"
     )
