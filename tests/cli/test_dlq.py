@@ -76,7 +76,7 @@ def test_a_dead_letter_is_listed_shown_redriven_and_handled(shop: Shop) -> None:
         shop.remove("broken")
         answer = shop.onefold("dlq", "redrive", *D, "--wait", "--json", "--actor", "ann")
         job = told(answer)
-        assert (job["failed_messages"], job["handled"], job["waiting"], job["dead"]) == (1, 1, 0, 0)
+        assert (job["failed_messages"], job["gone"], job["waiting"], job["dead"]) == (1, 1, 0, 0)
         assert "stop waiting with Ctrl-C" in answer.stderr
         consume.tell(signal.SIGTERM)
         assert consume.ended() == 0
@@ -197,6 +197,22 @@ def test_a_redrive_is_listed_can_be_cancelled_and_names_who_did_both(
     [(actor, action, details)] = shop.rows("SELECT actor, action, details FROM onefold_audit ORDER BY id DESC LIMIT 1")
     assert (actor, action, json.loads(details)["why"]) == ("bob", "cancel", "too early")
     assert job["id"] in shop.onefold("dlq", "jobs", *D).stdout
+
+
+def test_a_redrive_does_not_call_handled_what_a_later_one_took_or_what_was_discarded(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    buried(*placed("a", "b"))
+    shop.put("broken")
+    with shop.started("consume", "shop:once"):
+        for _ in range(2):
+            assert shop.onefold("dlq", "redrive", *D, "--wait").returncode == 1
+    jobs = told(shop.onefold("dlq", "jobs", *D, "--json"))
+    assert [(job["gone"], job["dead"], "handled" in job) for job in jobs] == [(0, 2, False), (2, 0, False)]
+    shop.onefold("dlq", "discard", *D, "--topic", "order.placed", "--yes")
+    listed = shop.onefold("dlq", "jobs", *D).stdout
+    assert listed.splitlines()[0].split()[4:] == ["messages", "gone", "waiting", "dead", "cancelled"]
+    assert listed.endswith("gone: handled, discarded, or taken by a later redrive\n")
 
 
 def test_only_the_ids_that_are_named_are_redriven(shop: Shop, buried: Callable[..., list[str]]) -> None:

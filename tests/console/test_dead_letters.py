@@ -194,6 +194,25 @@ async def test_a_redrive_is_tried_dry_then_started_followed_and_cancelled(
     ]
 
 
+async def test_a_redrive_does_not_call_handled_what_was_discarded(actor: Visitor, failing: Failing) -> None:
+    await failing.bury("m1")
+    at = "/dead-letters/redrive?consumer=billing"
+    fields = {"consumer": "billing", "rate": "1000", "limit": "10"}
+    first = await actor.submit(at, "/dead-letters/redrive", **fields, reason="try it once more")
+    await failing.backend.hours_pass()
+    await failing.backend.run_due(failing.backend.inbox(failing.fail, attempts=1))
+    await actor.submit(
+        "/dead-letters/discard?consumer=billing", "/dead-letters/discard", consumer="billing", id="m1", reason="why"
+    )
+    assert await states(failing) == {}
+    shown = text_of(await actor.get(first.headers["location"]))
+    assert "ended It has no message any more: each was handled, discarded, or taken by a later redrive." in shown
+    assert "Gone 1: handled, discarded, or taken by a later redrive" in shown
+    listed = text_of(await actor.get("/dead-letters/jobs"))
+    assert "ended" in listed
+    assert "all handled" not in listed
+
+
 async def test_one_or_all_that_fit_are_discarded_with_a_reason(
     actor: Visitor, failing: Failing, once: AsyncOnefold
 ) -> None:

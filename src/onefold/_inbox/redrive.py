@@ -92,7 +92,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How a redrive stands. What is neither waiting nor dead was handled."""
+    """How a redrive stands. Its messages are counted where they are kept: one that is gone leaves no trace of why."""
 
     id: str
     consumer: str
@@ -100,6 +100,12 @@ class Job:
     cancelled: bool
     waiting: int
     dead: int
+
+    @property
+    def gone(self) -> int | None:
+        """Handled, discarded, or taken by a later redrive. None of a cancelled one, which no longer has what it had not
+        tried either."""
+        return None if self.cancelled else self.failed_messages - self.waiting - self.dead
 
 
 async def preview(

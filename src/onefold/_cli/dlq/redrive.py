@@ -94,10 +94,11 @@ def jobs_command(
     if as_json:
         print_json(jobs)
         return
-    columns = ("id", "consumer", "actor", "started", "failed_messages", "handled", "waiting", "dead", "cancelled")
+    columns = ("id", "consumer", "actor", "started", "failed_messages", "gone", "waiting", "dead", "cancelled")
     if jobs:
         titles = ["messages" if column == "failed_messages" else column for column in columns]
         print_table("", titles, [[each[column] for column in columns] for each in jobs])
+        typer.echo("gone: handled, discarded, or taken by a later redrive")
     else:
         typer.echo("there are no redrives")
 
@@ -131,9 +132,7 @@ def _wait_for(db: CommandSession, job: Job) -> Job:
 
 
 def _job(job: Job) -> dict[str, Any]:
-    # What a cancelled job had not tried is no longer its own, so how many were handled is not known.
-    handled = None if job.cancelled else job.failed_messages - job.waiting - job.dead
-    return {**asdict(job), "handled": handled}
+    return {**asdict(job), "gone": job.gone}
 
 
 def _print_job(job: Job, *, as_json: bool, hint: str = "") -> None:
