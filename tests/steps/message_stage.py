@@ -56,9 +56,9 @@ class Stage:
         )
         self.inbox = self.another()
 
-    def another(self) -> Inbox:
+    def another(self, name: str = "billing") -> Inbox:
         """The consumer as another process has it."""
-        [consumer] = self.once.consumers
+        [consumer] = [each for each in self.once.consumers if each.name == name]
         return Inbox(
             consumer,
             self.place.database.dialect,

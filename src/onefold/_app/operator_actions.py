@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.discard_and_skip import discard, discard_all
+from onefold._inbox.failed_lists import find_failed, list_failed_consumers
 from onefold._inbox.failed_messages import kept_names
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.redrive import Filter, redrive
+from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.results import encode_result
-from onefold._steps.message_work import forget_message, read_operation
+from onefold._steps.message_work import MessageName, forget_message, read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
-from onefold._steps.unfinished_works import StepView, WorkView, find_call_to_decide, resume
+from onefold._steps.unfinished_works import StepView, WorkNotFit, WorkView, find_call_to_decide, resume, show_work
 from onefold.errors import ConfigurationError, WorkUnreadable
 
 _ANY_AGE_S: Final = 3650 * DAY_S
@@ -44,6 +46,29 @@ async def discard_letters(
 async def discard_fitting(dialect: str, chosen: Filter, *, actor: str, why: str = "") -> int:
     """`discard_letters` for all that fit."""
     return await discard_all(dialect, chosen, actor=actor, why=why, forget=functools.partial(forget_message, dialect))
+
+
+async def find_message_work(dialect: str, consumer: str, kept: FailedMessage) -> WorkView | None:
+    """The unfinished work of a failed message whose handler works in steps. None: nothing is recorded of it."""
+    if kept.message is None:
+        return None
+    try:
+        name = MessageName(consumer, kept.message.source, kept.message.id)
+        work, _ = await show_work(dialect, name.digest.hex())
+    except WorkNotFit:
+        return None
+    return work
+
+
+async def find_message_works(dialect: str, message_id: str) -> list[WorkView]:
+    """The unfinished works of all failed messages that are kept under this id, one for each consumer at most."""
+    works: list[WorkView] = []
+    for consumer in await list_failed_consumers(dialect):
+        kept = await find_failed(dialect, consumer, message_id)
+        work = None if kept is None else await find_message_work(dialect, consumer, kept)
+        if work is not None:
+            works.append(work)
+    return works
 
 
 async def resume_work(

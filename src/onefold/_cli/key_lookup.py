@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import typer
 
 from onefold._app.base_app import run_flow
+from onefold._app.operator_actions import find_message_works
 from onefold._cli.session import session
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target
 from onefold._console.key_search import FoundKey, KeySearch, NotSearchable, find_stored, plan_search, stored_ms
@@ -27,7 +28,7 @@ T = TypeVar("T")
 NAME = typer.Argument(
     metavar="KEY",
     help="An Idempotency-Key, with --principal and --route (--app may say both); without them the id that `onefold "
-    "keys list` shows.",
+    "keys list` shows, or the id of a failed message whose handler works in steps.",
     show_default=False,
 )
 PRINCIPAL = typer.Option(
@@ -65,13 +66,7 @@ class KeyPlace:
     def search(self, name: str, principal: str, route: str) -> KeySearch:
         """The one request that these arguments name. Raises ConfigurationError: none, or several."""
         if not (principal or route or self.operations):
-            digest = read_digest(name)
-            if digest is None:
-                raise ConfigurationError(
-                    f"{name[:100]!r} is not an id of a work or of a stored answer. Is it an Idempotency-Key? Give "
-                    "--principal and --route, or --app"
-                )
-            return KeySearch(names=(digest,), route="digest")
+            return KeySearch(names=self._digests(name), route="digest")
         try:
             searches = plan_search(principal, route, name, self.operations)
         except NotSearchable as problem:
@@ -84,6 +79,23 @@ class KeyPlace:
                 f"none of {len(searches)} routes has something stored or running under this principal and key"
             )
         return next(iter(found.values()))
+
+    def _digests(self, name: str) -> tuple[bytes, ...]:
+        """What the id of a work, of a stored answer or of a failed message stands for. Raises ConfigurationError."""
+        digest = read_digest(name)
+        works = self.run(partial(find_message_works, message_id=name))
+        if len(works) > 1:
+            listed = ", ".join(f"{work.id} ({work.operation})" for work in works)
+            raise ConfigurationError(
+                f"several consumers have message {name!r} in recorded steps: show one by the id of its work: {listed}"
+            )
+        digests = (*(() if digest is None else (digest,)), *(bytes.fromhex(work.id) for work in works))
+        if not digests:
+            raise ConfigurationError(
+                f"{name[:100]!r} is not an id of a work, of a stored answer, or of a failed message with recorded "
+                "steps. Is it an Idempotency-Key? Give --principal and --route, or --app"
+            )
+        return digests
 
 
 @contextmanager

@@ -113,6 +113,8 @@ def _judge_holder(holder: KeyHolder) -> KeyVerdict:
 def _judge_work(work: WorkView) -> KeyVerdict:
     attempts = f"{work.attempts} attempt{'' if work.attempts == 1 else 's'}"
     steps = f"{work.steps} step{'' if work.steps == 1 else 's'} recorded"
+    if work.kind == "message":
+        return _judge_message_work(work, f"{attempts}, {steps}")
     match work.state:
         case "parked":
             return KeyVerdict(
@@ -143,6 +145,41 @@ def _judge_work(work: WorkView) -> KeyVerdict:
                 f"{steps}).",
                 gets="It goes on behind the recorded steps.",
                 way_out="The next retry goes on with it, or a completer (`onefold complete`), or release it.",
+            )
+
+
+def _judge_message_work(work: WorkView, counts: str) -> KeyVerdict:
+    unknown = "outcome unknown" if work.started else None
+    match "parked" if work.state == "left" and unknown else work.state:
+        case "parked":
+            return KeyVerdict(
+                state="Waits for a person",
+                tone="bad",
+                what=f"The message is handled in recorded steps, and is parked: {work.reason or unknown} ({counts})",
+                gets="It is a dead letter: redriven as it is, it is dead again.",
+                way_out=f"Find out what happened, then `onefold keys resume {work.id}`, which redrives it; or `onefold "
+                f"keys release {work.id}`: `onefold dlq redrive` then begins from the start.",
+            )
+        case "running":
+            ends = age(max(0, work.lease_ends_ms - work.now_ms) / 1000)
+            return KeyVerdict(
+                state="Running, in steps",
+                tone="neutral",
+                what=f"The message is being handled in recorded steps ({counts}). Its lease ends in {ends}, and is "
+                "renewed for as long as its process lives.",
+                gets="A delivery meanwhile waits as a failed message, and counts as no attempt.",
+                way_out="It ends with the handler. If its process has died, the next attempt goes on behind the "
+                f"recorded steps in {ends}.",
+            )
+        case "left":
+            return KeyVerdict(
+                state="Left unfinished",
+                tone="warn",
+                what="The message is handled in recorded steps, and its last attempt has ended before the handler was "
+                f"done ({counts}).",
+                gets="Its next attempt goes on behind the recorded steps.",
+                way_out="A message that waits is tried again by itself; a dead letter is tried again by `onefold dlq "
+                f"redrive`. To begin from the start, release it first: `onefold keys release {work.id}`.",
             )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from onefold._app.operator_actions import find_message_work
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL
 from onefold._cli.options import DATABASE, JSON, TOPIC
 from onefold._cli.output import echo_stderr, print_json, print_table
@@ -21,7 +22,7 @@ from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
 from onefold._kernel.readable import harmless, moment
-from onefold._steps.unfinished_works import WORKS_MAX, list_works
+from onefold._steps.unfinished_works import WORKS_MAX, WorkView, list_works
 from onefold.errors import ConfigurationError
 
 
@@ -107,22 +108,8 @@ def show_command(
 ) -> None:
     """Show one failed message: its headers, its data, and the error of each attempt."""
     with session(database) as db:
-        names = [consumer] if consumer else db.run(list_failed_consumers(db.dialect))
-        matches = [
-            (name, failed_message)
-            for name in names
-            if (failed_message := db.run(find_failed(db.dialect, name, message_id))) is not None
-        ]
-    if not matches:
-        raise ConfigurationError(
-            f"there is no failed message {message_id!r}" + (f" of {consumer!r}" if consumer else "")
-        )
-    if len(matches) > 1:
-        owners = ", ".join(name for name, _ in matches)
-        raise ConfigurationError(
-            f"several consumers have a failed message {message_id!r} ({owners}): name one with --consumer"
-        )
-    name, failed_message = matches[0]
+        name, failed_message = _find(db, message_id, consumer)
+        work = db.run(find_message_work(db.dialect, name, failed_message))
     if as_json:
         origin = {
             "broker": failed_message.origin.broker,
@@ -135,9 +122,30 @@ def show_command(
             **_data(failed_message),
             "history": failed_message.history,
         }
-        print_json({**_summary(name, failed_message), **content})
+        recorded = None if work is None else {"id": work.id, "state": work.state, "steps": work.steps}
+        print_json({**_summary(name, failed_message), "work": recorded, **content})
     else:
-        _print(name, failed_message)
+        _print(name, failed_message, work)
+
+
+def _find(db: CommandSession, message_id: str, consumer: str) -> tuple[str, FailedMessage]:
+    """The one failed message of this id, with the name of its consumer."""
+    names = [consumer] if consumer else db.run(list_failed_consumers(db.dialect))
+    matches = [
+        (name, failed_message)
+        for name in names
+        if (failed_message := db.run(find_failed(db.dialect, name, message_id))) is not None
+    ]
+    if not matches:
+        raise ConfigurationError(
+            f"there is no failed message {message_id!r}" + (f" of {consumer!r}" if consumer else "")
+        )
+    if len(matches) > 1:
+        owners = ", ".join(name for name, _ in matches)
+        raise ConfigurationError(
+            f"several consumers have a failed message {message_id!r} ({owners}): name one with --consumer"
+        )
+    return matches[0]
 
 
 def _summary(consumer: str, failed_message: FailedMessage) -> dict[str, Any]:
@@ -172,10 +180,27 @@ def _data(failed_message: FailedMessage) -> dict[str, Any]:
         return {"data_text": text}
 
 
-def _print(consumer: str, failed_message: FailedMessage) -> None:
+def _explain_work(work: WorkView) -> str:
+    """What is recorded of the message's steps, and what that means for its next attempt."""
+    recorded = f"{work.steps} step is" if work.steps == 1 else f"{work.steps} steps are"
+    line = f"{recorded} recorded (work {work.id})"
+    show, release = f"`onefold keys show {work.id}`", f"`onefold keys release {work.id}` to begin from the start"
+    if work.state == "running":
+        return f"{line}, and a process is handling the message; see {show}"
+    if work.state == "parked" or work.started:
+        problem = work.reason or "outcome unknown"
+        return (
+            f"{line}, and wait for a person: {problem}; see {show}, then `onefold keys resume {work.id}`, or {release}"
+        )
+    return f"{line}: a redrive goes on behind them; see {show}, or {release}"
+
+
+def _print(consumer: str, failed_message: FailedMessage, work: WorkView | None) -> None:
     for name, value in _summary(consumer, failed_message).items():
         if value is not None:
             typer.echo(f"{name + ':':<10} {harmless(str(value))}")
+    if work is not None:
+        typer.echo(harmless(_explain_work(work)))
     typer.echo("\norigin")
     for name, value in (
         ("broker", failed_message.origin.broker),
