@@ -6,7 +6,7 @@ import getpass
 import json
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from onefold import Onefold, StepOptions
+from onefold import Onefold
 from onefold._kernel.messages import Message
 from onefold.testing.servers import PrivatePostgres
 from tests.cli.commands import Shop, new_shop, one_line, onefold, told, until
-from tests.steps.message_stage import Stage, message, stage_at
-from tests.steps.places import create_tables, place_at
 
 D = ("-d", "shop.db")
 
@@ -126,13 +124,18 @@ def test_dead_letters_are_discarded_by_the_filters_they_are_listed_by(
     )
     words = ("dlq", "discard", *D, "-c", "ship", "--since", "1d", "--json")
     refused = shop.onefold(*words, given="n\n")
-    assert (refused.returncode, "all fitting" in refused.stderr) == (1, True)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("Delete 1 dead letter of ship for good? [y/N]: ")
     assert told(shop.onefold(*words, "-y")) == {"consumer": "ship", "discarded": 1, "asked": None}
     assert shop.onefold(*words, "-y").returncode == 1
     mistaken = shop.onefold("dlq", "discard", *D, "-c", "ship", "--reason", "no longer wanted", "-y")
     assert mistaken.returncode == 1
     assert mistaken.stdout.startswith("discarded: 0: no dead letter of ship matches; --reason looks into errors")
-    assert shop.onefold("dlq", "discard", *D, "-c", "ship", "-y").returncode == 2
+    all_of_one = shop.onefold("dlq", "discard", *D, "-c", "ship", "-y")
+    assert all_of_one.returncode == 2
+    assert "at least one of --topic, --reason, --since and --until" in " ".join(
+        all_of_one.stderr.replace("│", " ").split()
+    )
     assert shop.onefold("dlq", "discard", *D, "-c", "ship", "-y", first, "--topic", "order.placed").returncode == 2
     assert shop.onefold("dlq", "discard", *D, "-c", "pack", "--reason", "boxes", "-y").stdout == "discarded: 1\n"
     assert shop.rows("SELECT message_id FROM onefold_letter") == [(first,)]
@@ -234,7 +237,10 @@ def test_a_consumer_that_was_never_seen_is_told_from_one_without_dead_letters(
     assert "no consumer 'shipp' has been seen in this database; did you mean 'ship'?" in mistyped.stderr
     unlike = shop.onefold("dlq", *words, *D, "--consumer", "billing")
     assert "no consumer 'billing' has been seen in this database; see `onefold consumers list`." in unlike.stderr
-    assert "seen" not in shop.onefold("dlq", *words, *D, "--consumer", "pack").stderr
+    assert (mistyped.returncode, unlike.returncode) == (1, 1)
+    assert "dead letters: 0" not in mistyped.stdout
+    known = shop.onefold("dlq", *words, *D, "--consumer", "pack")
+    assert ("seen" in known.stderr, known.returncode) == (False, int(words == ("redrive",)))
 
 
 def test_dead_letters_that_are_too_old_are_told_with_the_option_that_takes_them(
@@ -257,11 +263,35 @@ def test_discard_asks_then_deletes_dead_letters_and_no_waiting_ones(
     assert shop.onefold("dlq", "discard", first, *D, given="n\n").returncode == 1
     assert first in states(shop)
     answer = shop.onefold("dlq", "discard", first, second, *D, given="y\n")
-    assert answer.stdout == "discarded: 1 of 2; the others are not dead\n"
+    assert answer.stdout == "discarded: 1 of 2; the others are not dead, or not there\n"
     assert states(shop) == {second: "waiting"}
     forced = told(shop.onefold("dlq", "discard", second, *D, "--yes", "--force", "--json"))
     assert forced == {"consumer": "ship", "discarded": 1, "asked": 1}
     assert states(shop) == {}
+
+
+@pytest.mark.parametrize("verb", ["skip", "resume", "discard"])
+def test_that_a_message_is_not_there_is_told_before_a_person_is_asked(
+    shop: Shop, buried: Callable[..., list[str]], verb: str
+) -> None:
+    buried(*placed("a"))
+    line = one_line(shop.onefold("dlq", verb, "m-42", *D, given="y\n"))
+    assert line == "onefold: there is no failed message 'm-42' of consumer 'ship'"
+
+
+def test_discard_asks_for_those_that_it_will_delete_and_not_where_there_are_none(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    first, second = buried(*placed("a", "b"))
+    shop.onefold("dlq", "redrive", second, *D)
+    asked = shop.onefold("dlq", "discard", first, second, "m-42", *D, given="n\n")
+    assert asked.stderr.startswith("Delete 1 failed message of ship for good? [y/N]: ")
+    waits = shop.onefold("dlq", "discard", second, *D)
+    assert (waits.returncode, waits.stderr) == (1, "")
+    assert waits.stdout == "discarded: 0 of 1; the others are not dead, or not there\n"
+    nothing = shop.onefold("dlq", "discard", *D, "--topic", "order.paid")
+    assert (nothing.returncode, nothing.stderr) == (1, "")
+    assert nothing.stdout.startswith("discarded: 0: no dead letter of ship matches")
 
 
 def test_skip_lets_a_key_go_on_without_its_dead_head(shop: Shop, buried: Callable[..., list[str]]) -> None:
@@ -306,79 +336,6 @@ def test_where_several_consumers_have_failed_messages_one_must_be_named(
 )
 def test_what_is_not_there_is_told_in_one_line(shop: Shop, words: tuple[str, ...], message: str) -> None:
     assert message in one_line(shop.onefold("dlq", *words, *D))
-
-
-@pytest.fixture
-def stage(sqlite_path: Path) -> Iterator[Stage]:
-    """A consumer in recorded steps, which gives a message up after one failure."""
-    create_tables(str(sqlite_path))
-    with place_at(str(sqlite_path)) as place, stage_at(place, asynchronous=False, attempts=1) as stage:
-        yield stage
-
-
-def fail() -> None:
-    raise ValueError("the card was declined")
-
-
-def test_a_dead_letter_in_steps_says_what_is_recorded_and_that_a_redrive_goes_on_behind_it(stage: Stage) -> None:
-    stage.between = fail
-    stage.deliver()
-    [listed] = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
-    work = listed["id"]
-    shown = ("dlq", "show", "m1", "-d", stage.place.address)
-    assert told(onefold(*shown, "--json"))["work"] == {"id": work, "state": "left", "steps": 2}
-    assert (
-        f"2 steps are recorded (work {work}): a redrive goes on behind them; see `onefold keys show {work}`, or "
-        f"`onefold keys release {work}` to begin from the start\n" in onefold(*shown).stdout
-    )
-    onefold("keys", "release", work, "--yes", "-d", stage.place.address)
-    assert told(onefold(*shown, "--json"))["work"] is None
-    assert "recorded" not in onefold(*shown).stdout
-
-
-def test_a_dead_letter_whose_call_has_an_unknown_outcome_says_that_a_person_resumes_it(stage: Stage) -> None:
-    stage.charge_step, stage.during = StepOptions("charge", repeatable=False), fail
-    stage.deliver()
-    [listed] = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
-    work = listed["id"]
-    for state in ("left", "parked"):
-        shown = onefold("dlq", "show", "m1", "-d", stage.place.address)
-        assert f"2 steps are recorded (work {work}), and wait for a person: outcome unknown" in shown.stdout, state
-        assert f"; see `onefold keys show {work}`, then `onefold keys resume {work}`, or " in shown.stdout
-        onefold("dlq", "redrive", "m1", "-d", stage.place.address)
-        stage.run_due()
-    assert told(onefold("dlq", "show", "m1", "-d", stage.place.address, "--json"))["work"]["state"] == "parked"
-
-
-def test_the_work_of_a_message_is_found_by_the_id_of_the_message_and_spoken_of_as_one(stage: Stage) -> None:
-    by_hex = "ab" * 16
-    stage.between = fail
-    for name in ("m1", by_hex):
-        stage.deliver(message(name))
-        found = told(onefold("keys", "show", name, "-d", stage.place.address, "--json"))
-        assert (found["operation"], len(found["steps"])) == (f"billing: {name} from shop", 2)
-        by_work = told(onefold("keys", "show", found["id"], "-d", stage.place.address, "--json"))
-        assert {**found, "ids": [found["id"]]} == by_work
-        assert found["what"].startswith("The message is handled in recorded steps, and its last attempt has ended")
-        assert "a dead letter is tried again by `onefold dlq redrive`" in found["way_out"]
-        assert not any(word in json.dumps(found) for word in ("request", "client", "complete"))
-    stage.charge_step, stage.during = StepOptions("charge", repeatable=False), fail
-    stage.deliver(message("m3"))
-    parked = told(onefold("keys", "show", "m3", "-d", stage.place.address, "--json"))
-    assert parked["retry_gets"] == "It is a dead letter: redriven as it is, it is dead again."
-    assert f"`onefold keys resume {parked['id']}`" in parked["way_out"]
-
-
-def test_a_message_that_several_consumers_have_in_steps_is_shown_by_the_id_of_a_work(stage: Stage) -> None:
-    stage.between = fail
-    stage.deliver()
-    stage.once.consumer("taxing", topic="ride.wanted", attempts=1)(stage.handle)
-    stage.hand(inbox=stage.another("taxing"))
-    works = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
-    line = one_line(onefold("keys", "show", "m1", "-d", stage.place.address))
-    assert "several consumers have message 'm1' in recorded steps: show one by the id of its work" in line
-    assert all(f"{work['id']} ({work['operation']})" in line for work in works)
-    assert len(works) == 2
 
 
 def test_on_postgres_a_failed_message_is_found_by_its_id_and_redriven(

@@ -1,9 +1,11 @@
-"""`onefold dlq discard`, `skip` and `resume`: go on without a failed message, after confirmation; audited."""
+"""`onefold dlq discard`, `skip` and `resume`: go on without a failed message, after confirmation; audited.
+
+What is not there is refused before a person is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,18 +13,27 @@ from onefold._app.operator_actions import discard_fitting, discard_letters
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, YES, actor_name, confirm
 from onefold._cli.output import print_json
-from onefold._cli.session import session
+from onefold._cli.session import CommandSession, session
 from onefold._cli.times import moment_of
 from onefold._inbox.discard_and_skip import resume_at, skip
+from onefold._inbox.failed_lists import find_failed
+from onefold._inbox.failed_messages import list_summaries
 from onefold._inbox.redrive import Filter
+from onefold._kernel.audit import check_actor
 from onefold._kernel.effects import Flow
+from onefold._kernel.readable import write_count
+from onefold.errors import ConfigurationError
+
+#: Matches are counted up to this for the question.
+_COUNT_MAX: Final = 10_000
 
 _ID = typer.Argument(metavar="ID", show_default=False)
 
 
 def discard_command(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", help="Only these; without any, all that match the filters.")
+        list[str] | None,
+        typer.Argument(metavar="ID...", help="Only these; without any, all that match the filters, at least one."),
     ] = None,
     database: Annotated[str, DATABASE] = "",
     consumer: Annotated[str, CONSUMER] = "",
@@ -36,23 +47,51 @@ def discard_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Delete dead letters for good: by their ids, or all that match the filters of `dlq list`."""
+    """Delete dead letters for good: by their ids, or all that match at least one of --topic, --reason, --since and
+    --until."""
     filtered = any((topic, reason, since, until))
     if bool(ids) == filtered or (force and filtered):
-        raise typer.BadParameter("say which: either ids, or --topic, --reason, --since, --until (without --force)")
+        raise typer.BadParameter(
+            "say which: either ids, or at least one of --topic, --reason, --since and --until (without --force)"
+        )
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
+    by = check_actor(actor_name(actor))
     with session(database) as db:
         owner = consumer_of(db, consumer)
-        confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {owner} for good?", yes=yes)
         if ids:
-            chosen_ids, by = tuple(ids), actor_name(actor)
-            count = db.run(discard_letters(db.dialect, owner, chosen_ids, actor=by, why=why, force=force))
+            _confirm_ids(db, owner, tuple(ids), force=force, yes=yes)
+            count = db.run(discard_letters(db.dialect, owner, tuple(ids), actor=by, why=why, force=force))
         else:
             chosen = Filter(consumer=owner, topic=topic or None, reason=reason or None, since=begin, until=end)
-            count = db.run(discard_fitting(db.dialect, chosen, actor=actor_name(actor), why=why))
+            _confirm_matches(db, chosen, yes=yes)
+            count = db.run(discard_fitting(db.dialect, chosen, actor=by, why=why))
     _print_discarded(owner, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)
+
+
+def _confirm_ids(db: CommandSession, consumer: str, ids: tuple[str, ...], *, force: bool, yes: bool) -> None:
+    """Ask before these are deleted; not where none is dead. Raises ConfigurationError: there is none of them."""
+    kept = db.run(list_summaries(db.dialect, Filter(consumer=consumer, ids=ids), state=None, limit=len(ids)))
+    if not kept:
+        raise _not_there(consumer, *ids)
+    count = sum(force or each.state == "dead" for each in kept)
+    if count:
+        confirm(f"Delete {write_count(count, 'failed message')} of {consumer} for good?", yes=yes)
+
+
+def _confirm_matches(db: CommandSession, chosen: Filter, *, yes: bool) -> None:
+    """Ask before those that match are deleted; not where none does."""
+    if yes:
+        return
+    count = len(db.run(list_summaries(db.dialect, chosen, limit=_COUNT_MAX)))
+    if count:
+        number = "all matching dead letters" if count == _COUNT_MAX else write_count(count, "dead letter")
+        confirm(f"Delete {number} of {chosen.consumer} for good?", yes=yes)
+
+
+def _not_there(consumer: str, *ids: str) -> ConfigurationError:
+    return ConfigurationError(f"there is no failed message {' or '.join(map(repr, ids))} of consumer {consumer!r}")
 
 
 def _print_discarded(consumer: str, count: int, requested: int | None, *, as_json: bool) -> None:
@@ -62,7 +101,10 @@ def _print_discarded(consumer: str, count: int, requested: int | None, *, as_jso
         hint = f": no dead letter of {consumer} matches; --reason looks into errors, what the audit notes is --why"
         typer.echo(f"discarded: {count}{'' if count else hint}")
     else:
-        typer.echo(f"discarded: {count} of {requested}" + ("" if count == requested else "; the others are not dead"))
+        typer.echo(
+            f"discarded: {count} of {requested}"
+            + ("" if count == requested else "; the others are not dead, or not there")
+        )
 
 
 def skip_command(
@@ -111,6 +153,8 @@ def _move(
 ) -> None:
     with session(database) as db:
         owner = consumer_of(db, consumer)
+        if db.run(find_failed(db.dialect, owner, message_id)) is None:
+            raise _not_there(owner, message_id)
         confirm(question.format(id=message_id, consumer=owner), yes=yes)
         db.run(verb(db.dialect, owner, message_id, actor=actor_name(actor), why=why))
     if as_json:

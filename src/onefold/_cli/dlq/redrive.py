@@ -58,8 +58,8 @@ def redrive_command(
         age_s = days_max * DAY_S
         if dry_run:
             _print_preview(chosen.consumer, db.run(preview(db.dialect, chosen, dead_letter_s=age_s)), as_json)
-            _warn_of_unseen(explain_unseen(db, chosen.consumer))
-            return
+            _warn_of_unseen(unseen := explain_unseen(db, chosen.consumer))
+            raise typer.Exit(1 if unseen else 0)
         started = redrive(
             db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s, why=why
         )

@@ -67,6 +67,9 @@ def list_command(
         hints = [] if state is not State.DEAD or as_json else list(_hints(db, consumer, topic))
     if unseen:
         echo_stderr(unseen)
+        if as_json:
+            print_json(letters)
+        raise typer.Exit(1)
     if as_json:
         print_json(letters)
         return

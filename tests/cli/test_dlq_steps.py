@@ -1,0 +1,87 @@
+"""Dead letters whose handler works in recorded steps: `onefold dlq` and `onefold keys` say what is recorded of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold import StepOptions
+from tests.cli.commands import one_line, onefold, told
+from tests.steps.message_stage import Stage, message, stage_at
+from tests.steps.places import create_tables, place_at
+
+
+@pytest.fixture
+def stage(sqlite_path: Path) -> Iterator[Stage]:
+    """A consumer in recorded steps, which gives a message up after one failure."""
+    create_tables(str(sqlite_path))
+    with place_at(str(sqlite_path)) as place, stage_at(place, asynchronous=False, attempts=1) as stage:
+        yield stage
+
+
+def fail() -> None:
+    raise ValueError("the card was declined")
+
+
+def test_a_dead_letter_in_steps_says_what_is_recorded_and_that_a_redrive_goes_on_behind_it(stage: Stage) -> None:
+    stage.between = fail
+    stage.deliver()
+    [listed] = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
+    work = listed["id"]
+    shown = ("dlq", "show", "m1", "-d", stage.place.address)
+    assert told(onefold(*shown, "--json"))["work"] == {"id": work, "state": "left", "steps": 2}
+    assert (
+        f"2 steps are recorded (work {work}): a redrive goes on behind them; see `onefold keys show {work}`, or "
+        f"`onefold keys release {work}` to begin from the start\n" in onefold(*shown).stdout
+    )
+    onefold("keys", "release", work, "--yes", "-d", stage.place.address)
+    assert told(onefold(*shown, "--json"))["work"] is None
+    assert "recorded" not in onefold(*shown).stdout
+
+
+def test_a_dead_letter_whose_call_has_an_unknown_outcome_says_that_a_person_resumes_it(stage: Stage) -> None:
+    stage.charge_step, stage.during = StepOptions("charge", repeatable=False), fail
+    stage.deliver()
+    [listed] = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
+    work = listed["id"]
+    for state in ("left", "parked"):
+        shown = onefold("dlq", "show", "m1", "-d", stage.place.address)
+        assert f"2 steps are recorded (work {work}), and wait for a person: outcome unknown" in shown.stdout, state
+        assert f"; see `onefold keys show {work}`, then `onefold keys resume {work}`, or " in shown.stdout
+        onefold("dlq", "redrive", "m1", "-d", stage.place.address)
+        stage.run_due()
+    assert told(onefold("dlq", "show", "m1", "-d", stage.place.address, "--json"))["work"]["state"] == "parked"
+
+
+def test_the_work_of_a_message_is_found_by_the_id_of_the_message_and_spoken_of_as_one(stage: Stage) -> None:
+    by_hex = "ab" * 16
+    stage.between = fail
+    for name in ("m1", by_hex):
+        stage.deliver(message(name))
+        found = told(onefold("keys", "show", name, "-d", stage.place.address, "--json"))
+        assert (found["operation"], len(found["steps"])) == (f"billing: {name} from shop", 2)
+        by_work = told(onefold("keys", "show", found["id"], "-d", stage.place.address, "--json"))
+        assert {**found, "ids": [found["id"]]} == by_work
+        assert found["what"].startswith("The message is handled in recorded steps, and its last attempt has ended")
+        assert "a dead letter is tried again by `onefold dlq redrive`" in found["way_out"]
+        assert not any(word in json.dumps(found) for word in ("request", "client", "complete"))
+    stage.charge_step, stage.during = StepOptions("charge", repeatable=False), fail
+    stage.deliver(message("m3"))
+    parked = told(onefold("keys", "show", "m3", "-d", stage.place.address, "--json"))
+    assert parked["retry_gets"] == "It is a dead letter: redriven as it is, it is dead again."
+    assert f"`onefold keys resume {parked['id']}`" in parked["way_out"]
+
+
+def test_a_message_that_several_consumers_have_in_steps_is_shown_by_the_id_of_a_work(stage: Stage) -> None:
+    stage.between = fail
+    stage.deliver()
+    stage.once.consumer("taxing", topic="ride.wanted", attempts=1)(stage.handle)
+    stage.hand(inbox=stage.another("taxing"))
+    works = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
+    line = one_line(onefold("keys", "show", "m1", "-d", stage.place.address))
+    assert "several consumers have message 'm1' in recorded steps: show one by the id of its work" in line
+    assert all(f"{work['id']} ({work['operation']})" in line for work in works)
+    assert len(works) == 2
