@@ -92,7 +92,7 @@ def test_failed_messages_that_die_again_make_a_waiting_redrive_fail(
     with shop.started("consume", "shop:once"):
         answer = shop.onefold("dlq", "redrive", *D, "--wait")
     assert answer.returncode == 1
-    assert answer.stdout.endswith("1 failed messages of ship; 0 waiting, 1 dead again\n")
+    assert answer.stdout.endswith("1 failed message of ship; 0 waiting, 1 dead again\n")
     assert answer.stderr.count("\n") == 1  # a bar is for a terminal
 
 
@@ -161,7 +161,24 @@ def test_people_see_every_failed_message_and_no_control_characters(
         assert "\x1b" not in text
     assert "ce-type: order.packed" in shown
     assert "Traceback (most recent call last)" in shown
+    assert "started:   1 attempt since it came or was last redriven" in shown
+    assert "failed:    1 of these attempts" in shown
     assert listed.endswith("letters: 1\n")
+
+
+def test_frames_of_onefold_are_folded_in_what_is_printed_and_not_in_json(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    [event_id] = buried(*placed("a"))
+    [failure] = told(shop.onefold("dlq", "show", event_id, *D, "--json"))["history"]
+    frames = [line for line in failure["traceback"].splitlines() if line.startswith('  File "')]
+    own = sum("/onefold/_" in line for line in frames)
+    assert own > 2
+    shown = shop.onefold("dlq", "show", event_id, *D).stdout
+    assert "/onefold/_" not in shown
+    assert f"  ... {own} frames of onefold" in shown
+    assert 'raise RuntimeError("no [red]boxes' in shown
+    assert shown.endswith("RuntimeError: the printer is on fire\n\n")
 
 
 def test_data_that_is_no_json_is_shown_as_what_it_is(shop: Shop, buried: Callable[..., list[str]]) -> None:
@@ -182,7 +199,11 @@ def test_a_dry_run_counts_by_topic_and_reason_and_changes_nothing(shop: Shop, bu
         {"topic": "order.placed", "reason": "RuntimeError: the printer is on fire", "failed_messages": 2, "unfit": 0}
     ]
     assert sorted(found["first"]) == sorted(ids)
-    assert "would redrive 2 dead letters of ship" in shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
+    rehearsed = shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
+    assert "would redrive 2 dead letters of ship" in rehearsed
+    assert "too old" in rehearsed
+    assert "unfit" not in rehearsed
+    assert "would redrive 1 dead letter of ship" in shop.onefold("dlq", "redrive", ids[0], *D, "--dry-run").stdout
     assert set(states(shop).values()) == {"dead"}
     assert told(shop.onefold("dlq", "jobs", *D, "--json")) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,13 @@ def test_the_unresolved_are_listed_the_oldest_first(database: str) -> None:
     assert 0 <= second["age_s"] <= first["age_s"] <= found["oldest_s"]
     assert first["claimed"].endswith("+00:00")
     assert (second["intent"], second["reason"], second["resolved"]) == ("pay:2", None, None)
+
+
+def test_that_nothing_is_unresolved_is_said_without_an_age(database: str) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("DELETE FROM onefold_intent")
+        connection.commit()
+    assert "nothing is unresolved\n" in onefold("intents", "-d", database).stdout
 
 
 def test_people_are_told_the_same(database: str) -> None:

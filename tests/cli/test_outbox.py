@@ -60,7 +60,7 @@ def test_people_are_told_the_same(stopped: tuple[Shop, str]) -> None:
 def test_an_empty_outbox_has_no_lag(shop: Shop) -> None:
     found = told(shop.onefold("outbox", "-d", "shop.db", "--json"))
     assert (found["waiting"], found["oldest_s"], found["stopped"]) == (0, None, [])
-    assert "waiting: 0, the oldest for -; delayed: 0" in shop.onefold("outbox", "-d", "shop.db").stdout
+    assert "nothing waits; delayed: 0" in shop.onefold("outbox", "-d", "shop.db").stdout
 
 
 def test_relays_at_work_are_shown_with_their_buckets(shop: Shop) -> None:
@@ -125,12 +125,19 @@ def test_a_database_that_is_named_before_the_verb_wins_over_the_environment(stop
     assert shop.onefold(*words, ONEFOLD_DATABASE="another.db").stdout == "discarded: 1 of 1\n"
 
 
+@pytest.mark.parametrize("verb", ["list", "retry", "discard", "cancel"])
+def test_help_says_that_the_database_may_come_from_the_environment(verb: str) -> None:
+    assert "ONEFOLD_DATABASE" in onefold("outbox", verb, "--help").stdout
+
+
 def test_a_person_is_asked_first_and_may_say_no(stopped: tuple[Shop, str]) -> None:
     shop, event_id = stopped
     words = ("outbox", "discard", event_id, "-d", "shop.db")
     refused = shop.onefold(*words, given="n\n")
     assert refused.returncode == 1
-    assert "never to be published?" in refused.stderr
+    assert refused.stderr.startswith("Delete 1 stopped event, never to be published? [y/N]: ")
+    retry = shop.onefold("outbox", "retry", "-d", "shop.db", given="n\n")
+    assert retry.stderr.startswith("Try all matching stopped events now? [y/N]: ")
     assert len(shop.rows(f"SELECT 1 FROM onefold_outbox WHERE id = '{event_id}'")) == 1
     assert shop.onefold(*words, given="y\n").stdout == "discarded: 1 of 1\n"
     assert shop.rows(f"SELECT 1 FROM onefold_outbox WHERE id = '{event_id}'") == []

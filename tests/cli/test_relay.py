@@ -85,7 +85,7 @@ def test_a_second_signal_ends_it_at_once_and_the_event_is_still_there(shop: Shop
     with shop.started("relay", "depot:once") as relay:
         until(lambda: shop.has("publishing"))
         relay.tell(signal.SIGINT)
-        relay.until_said("another one stops at once")
+        relay.until_said("SIGINT: finishing what is in hand; a second SIGINT stops at once")
         relay.tell(signal.SIGTERM)
         assert relay.ended() == -signal.SIGTERM
     assert shop.rows("SELECT count(*) FROM onefold_outbox") == [(1,)]

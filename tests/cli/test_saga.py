@@ -80,7 +80,7 @@ async def test_sagas_are_listed_shown_cancelled_and_retried_from_another_process
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("list", "sagashop:wrong"), "'sagashop:wrong' is a int; give an engine"),
+        (("list", "sagashop:wrong"), "'sagashop:wrong' is an int; give an engine"),
         (("list", "sagashop:engine", "--state", "odd"), "--state 'odd' is not one of running"),
         (("show", "sagashop:engine", "unknown"), "there is no saga 'unknown'"),
         (("cancel", "sagashop:engine", "unknown"), "there is no saga 'unknown'"),

@@ -26,7 +26,8 @@ BROKER_S: Final = 30.0
 #: What a confirm of each adapter says, and what it does not; by the name of its class.
 _CONFIRMS: Final = {
     "LocalBroker": "a confirm is a COMMIT of this database",
-    "NatsBroker": "JetStream confirms what its stream has stored; on how many servers is num_replicas of the stream",
+    "NatsBroker": "JetStream confirms what its stream has stored. How many servers keep a copy: the stream's "
+    "`num_replicas`",
     "KafkaBroker": "Kafka confirms when all in-sync replicas have it; how many those are is min.insync.replicas of the "
     "topic, which is not visible from here",
     "RabbitBroker": "RabbitMQ confirms what a durable queue has, and returns what none has",

@@ -15,7 +15,7 @@ from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, TARGET_HEL
 from onefold._cli.output import print_json, print_table
 from onefold._cli.targets import close_onefold, from_target_or_addresses
 from onefold._kernel.ports import AsyncDatabase, Broker
-from onefold._kernel.readable import age
+from onefold._kernel.readable import age, write_count
 from onefold._worker.consumer_admin import ConsumerSeen, Removed, remove, survey
 
 T = TypeVar("T")
@@ -69,10 +69,12 @@ def remove_command(
     if as_json:
         print_json(asdict(removed))
         return
-    waiting = "nothing kept at the broker" if removed.waiting is None else f"{removed.waiting} waiting messages"
+    waiting = (
+        "nothing kept at the broker" if removed.waiting is None else write_count(removed.waiting, "waiting message")
+    )
     typer.echo(
-        f"removed: {name}; dropped: {waiting}, {removed.failed_messages} failed messages, "
-        f"{removed.handled} rows of its ledger"
+        f"removed: {name}; dropped: {waiting}, {write_count(removed.failed_messages, 'failed message')}, "
+        f"{write_count(removed.handled, 'row')} of its ledger"
     )
 
 

@@ -120,7 +120,10 @@ def _describe(each: IntentView) -> dict[str, Any]:
 def _print(journal: str, listed: list[IntentView], summary: IntentCounts, *, everything: bool) -> None:
     more = "at least " if summary.cut else ""
     typer.echo(f"key journal {redact(journal)}")
-    typer.echo(f"unresolved: {more}{summary.unresolved}, the oldest for {age(summary.oldest_s)}")
+    if summary.oldest_s is None:
+        typer.echo("nothing is unresolved")
+    else:
+        typer.echo(f"unresolved: {more}{summary.unresolved}, the oldest for {age(summary.oldest_s)}")
     if not listed:
         return
     columns = ("intent", "target", "age", "key", "tries", *(("status",) if everything else ()), "reason")

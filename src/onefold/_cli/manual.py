@@ -37,7 +37,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "dlq show": ("onefold dlq show m-42 -d app.db",),
     "dlq redrive": ("onefold dlq redrive -d app.db --reason TimeoutError --rate 50 --wait",),
     "dlq jobs": ("onefold dlq jobs -d app.db",),
-    "dlq cancel": ("onefold dlq cancel 7 -d app.db",),
+    "dlq cancel": ("onefold dlq cancel 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f -d app.db",),
     "dlq discard": ("onefold dlq discard m-42 -d app.db --why 'a test order'",),
     "dlq skip": ("onefold dlq skip m-42 -d app.db",),
     "dlq resume": ("onefold dlq resume m-42 -d app.db",),

@@ -14,9 +14,6 @@ _DATABASE = "postgresql://user@host/name, or the path of a SQLite file."
 
 DATABASE = typer.Option("--database", "-d", envvar="ONEFOLD_DATABASE", help=_DATABASE, show_default=False)
 
-#: For a subcommand whose group takes the database, too: reading the variable here would hide the group's option.
-DATABASE_AFTER = typer.Option("--database", "-d", help=_DATABASE, show_default=False)
-
 BROKER = typer.Option(
     "--broker",
     "-b",

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import typer
 
-from onefold._cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirm
+from onefold._cli.options import DATABASE, JSON, TOPIC, YES, confirm
 from onefold._cli.output import print_json, print_table
 from onefold._cli.session import run_on_database, session
 from onefold._cli.times import moment_of
 from onefold._kernel.effects import Flow
-from onefold._kernel.readable import age
+from onefold._kernel.readable import age, write_count
 from onefold._kernel.redaction import redact
 from onefold._outbox.debezium import connector
 from onefold._outbox.status_report import Chosen, Report, Stopped, cancel, discard_all, list_stopped, report, retry_all
@@ -60,7 +60,7 @@ def look(
 @app.command("list")
 def list_command(
     context: typer.Context,
-    database: Annotated[str, DATABASE_AFTER] = "",
+    database: Annotated[str, DATABASE] = "",
     topic: Annotated[str, TOPIC] = "",
     reason: Annotated[str, _REASON] = "",
     destination: Annotated[str, _DESTINATION] = "",
@@ -71,7 +71,9 @@ def list_command(
 ) -> None:
     """List stopped events: dead letters, and those that are tried again."""
     chosen = _chosen([], topic, reason, destination, since, dead=dead)
-    events = run_on_database(database or context.obj, lambda dialect: list_stopped(dialect, chosen, limit=limit))
+    events = run_on_database(
+        _database_of(context, database), lambda dialect: list_stopped(dialect, chosen, limit=limit)
+    )
     if as_json:
         print_json([asdict(each) for each in events])
         return
@@ -84,7 +86,7 @@ def list_command(
 def retry_command(
     context: typer.Context,
     ids: Annotated[list[str] | None, _IDS] = None,
-    database: Annotated[str, DATABASE_AFTER] = "",
+    database: Annotated[str, DATABASE] = "",
     topic: Annotated[str, TOPIC] = "",
     reason: Annotated[str, _REASON] = "",
     destination: Annotated[str, _DESTINATION] = "",
@@ -95,15 +97,15 @@ def retry_command(
 ) -> None:
     """Try stopped events now, instead of when their time comes. Their attempts begin anew."""
     chosen = _chosen(ids or [], topic, reason, destination, since, dead=dead)
-    confirm(f"Try {_how_many(ids)} stopped event(s) now?", yes=yes)
-    _act(database or context.obj, retry_all, chosen, "retried", as_json=as_json)
+    confirm(f"Try {_how_many(ids)} now?", yes=yes)
+    _act(_database_of(context, database), retry_all, chosen, "retried", as_json=as_json)
 
 
 @app.command("discard")
 def discard_command(
     context: typer.Context,
     ids: Annotated[list[str] | None, _IDS] = None,
-    database: Annotated[str, DATABASE_AFTER] = "",
+    database: Annotated[str, DATABASE] = "",
     topic: Annotated[str, TOPIC] = "",
     reason: Annotated[str, _REASON] = "",
     destination: Annotated[str, _DESTINATION] = "",
@@ -118,23 +120,23 @@ def discard_command(
         raise typer.BadParameter(
             "say which: name ids, or filter with --dead, --topic, --reason, --destination, --since"
         )
-    confirm(f"Delete {_how_many(ids)} stopped event(s), never to be published?", yes=yes)
-    _act(database or context.obj, discard_all, chosen, "discarded", as_json=as_json)
+    confirm(f"Delete {_how_many(ids)}, never to be published?", yes=yes)
+    _act(_database_of(context, database), discard_all, chosen, "discarded", as_json=as_json)
 
 
 @app.command("cancel")
 def cancel_command(
     context: typer.Context,
     ids: Annotated[list[str], typer.Argument(help="Ids of events that wait for their time.", show_default=False)],
-    database: Annotated[str, DATABASE_AFTER] = "",
+    database: Annotated[str, DATABASE] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Take back delayed events before their time has come: they are never published."""
     for each in ids:
         _check_id(each)
-    confirm(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
-    count = run_on_database(database or context.obj, lambda dialect: cancel(dialect, ids))
+    confirm(f"Take back {write_count(len(ids), 'delayed event')}, never to be published?", yes=yes)
+    count = run_on_database(_database_of(context, database), lambda dialect: cancel(dialect, ids))
     if as_json:
         print_json({"cancelled": count, "asked": len(ids)})
     else:
@@ -178,7 +180,13 @@ def _check_id(text: str) -> None:
 
 
 def _how_many(ids: list[str] | None) -> str:
-    return str(len(ids)) if ids else "all fitting"
+    return write_count(len(ids), "stopped event") if ids else "all matching stopped events"
+
+
+def _database_of(context: typer.Context, database: str) -> str:
+    """The database of a subcommand. One that is named before the subcommand takes precedence over the environment."""
+    source = context.get_parameter_source("database")
+    return database if source is not None and source.name == "COMMANDLINE" else context.obj
 
 
 def _act(
@@ -206,9 +214,12 @@ def _count_waiting(status: Report) -> int:
 def _print(database: str, status: Report) -> None:
     more = "at least " if status.pending_cut else ""
     typer.echo(f"outbox of {database}")
-    typer.echo(
-        f"waiting: {more}{_count_waiting(status)}, the oldest for {age(status.oldest_s)}; delayed: {status.delayed}"
+    waits = (
+        "nothing waits"
+        if status.oldest_s is None
+        else f"waiting: {more}{_count_waiting(status)}, the oldest for {age(status.oldest_s)}"
     )
+    typer.echo(f"{waits}; delayed: {status.delayed}")
     if status.pending:
         waiting = [(each.topic, each.destination, each.waiting) for each in status.pending]
         print_table("\nWaiting", ("topic", "endpoint", "events"), waiting)

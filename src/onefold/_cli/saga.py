@@ -16,7 +16,7 @@ import typer
 from onefold._cli.options import ACTOR, JSON, actor_name
 from onefold._cli.output import print_done, print_json, print_table
 from onefold._cli.targets import load_target
-from onefold._kernel.readable import harmless
+from onefold._kernel.readable import harmless, name_type
 from onefold._saga.engine import SagaEngine
 from onefold._saga.person_actions import cancel_saga, retry_saga
 from onefold._saga.saga_status import STATES, SagaStatus, State
@@ -120,7 +120,7 @@ async def open_engine(target: str, value: object) -> SagaEngine:
         engine = await engine
     if not isinstance(engine, SagaEngine):
         raise ConfigurationError(
-            f"{target!r} is a {type(engine).__qualname__}; give an engine, such as Dbos(..., sagas=[order]), "
+            f"{target!r} is {name_type(engine)}; give an engine, such as Dbos(..., sagas=[order]), "
             "or a function that returns one"
         )
     return engine

@@ -20,7 +20,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
 
     def finish(name: str) -> None:
         if not stop.is_set():
-            echo_stderr(f"{name}: finishing what is in hand; another one stops at once")
+            echo_stderr(f"{name}: finishing what is in hand; a second {name} stops at once")
             stop.set()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

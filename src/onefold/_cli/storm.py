@@ -16,7 +16,7 @@ from rich.console import Console
 from onefold._cli.options import JSON
 from onefold._cli.output import echo_stderr, print_json, print_table
 from onefold._cli.targets import load_target
-from onefold._kernel.readable import harmless
+from onefold._kernel.readable import harmless, name_type
 from onefold._policy.retry import RetryPolicy
 from onefold._simulate import entrants, experiments
 from onefold._simulate.drawing import draw_plots, require_matplotlib
@@ -70,7 +70,7 @@ def _policy(target: str) -> RetryPolicy:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigurationError(f"calling {target!r} failed: {text}") from error
     if not isinstance(value, RetryPolicy):
-        raise ConfigurationError(f"{target!r} is a {type(value).__qualname__}; {_GIVE}")
+        raise ConfigurationError(f"{target!r} is {name_type(value)}; {_GIVE}")
     return value
 
 

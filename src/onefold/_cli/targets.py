@@ -22,6 +22,7 @@ from onefold._app.base_app import run_flow
 from onefold._cli.options import require_database
 from onefold._http.install_checks import find_installed
 from onefold._kernel.effects import Flow
+from onefold._kernel.readable import name_type
 from onefold.db._drivers import dialect_of
 from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing, StoreError
 
@@ -77,10 +78,10 @@ async def open_target(target: str, value: object) -> AnyOnefold:
         return once
     if is_application:
         raise ConfigurationError(f"{target!r} is an application without onefold: call once.install(app) in its module")
-    kind = "class" if isinstance(value, type) else type(value).__qualname__
+    kind = "a class" if isinstance(value, type) else name_type(value)
     name = target.partition(":")[0]
     names = _names_in(sys.modules[name])
-    raise ConfigurationError(f"{target!r} is a {kind}; {_GIVE}" + (f". {name!r} has {names}" if names else ""))
+    raise ConfigurationError(f"{target!r} is {kind}; {_GIVE}" + (f". {name!r} has {names}" if names else ""))
 
 
 def from_target_or_addresses(

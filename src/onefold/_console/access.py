@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from onefold._console.roles import Operator, Role
+from onefold._kernel.readable import name_type
 from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError
 
 COOKIE: Final = "onefold_console_session"
@@ -74,7 +75,7 @@ class HostAccess:
             case _:
                 # True, a user, a status: taking any of them for a role would give access to strangers.
                 raise AuthenticationBroken(
-                    f"authorize of the console returned a {type(verdict).__qualname__}; it must return Role.VIEW, "
+                    f"authorize of the console returned {name_type(verdict)}; it must return Role.VIEW, "
                     "Role.ACT, an Operator, or None to refuse"
                 )
         return SignedIn(operator=operator, session=f"{operator.role.value} {operator.name}")
@@ -170,7 +171,7 @@ def access_of(authorize: Authorize | None, view_token: str | None, act_token: st
 def _check(role: Role, token: object) -> str:
     name = f"{role.value}_token"
     if not isinstance(token, str):
-        raise ConfigurationError(f"{name} is a {type(token).__qualname__}; it must be a str")
+        raise ConfigurationError(f"{name} is {name_type(token)}; it must be a str")
     if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or token != token.strip():
         raise ConfigurationError(
             f"{name} has {len(token)} characters; it must have at least {TOKEN_CHARS_MIN}, all of them printable, and "

@@ -28,6 +28,7 @@ from onefold._console.pages import SECTIONS
 from onefold._console.rendering import make_environment, read_static_files
 from onefold._console.sections import ConsoleParts, Page, Visit
 from onefold._console.sign_in import SignIn, set_cookie
+from onefold._kernel.readable import name_type
 from onefold._saga.engine import SagaEngine
 from onefold._steps.unfinished_works import WorkNotFit
 from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError, SchemaMissing
@@ -59,8 +60,7 @@ class Console:
         with its keys, or made of an address."""
         if not isinstance(once, AsyncOnefold | Onefold):
             raise ConfigurationError(
-                f"console() got a {type(once).__qualname__}; its first argument is the AsyncOnefold or Onefold of the "
-                "application"
+                f"console() got {name_type(once)}; its first argument is the AsyncOnefold or Onefold of the application"
             )
         self._parts = ConsoleParts(
             once=once,

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args,
 
 from onefold._http.request import COMPLETING, Request, Response, completing_of
 from onefold._kernel.effects import Call
+from onefold._kernel.readable import name_type
 from onefold.errors import (
     AuthenticationBroken,
     ConfigurationError,
@@ -220,7 +221,7 @@ async def authorize(
     if answer is not None and answer is not True:
         # A user, or a coroutine of its own: whether that allows the request is not guessed.
         raise AuthenticationBroken(
-            f"the {callee.name} returned a {type(answer).__qualname__}; let it return None or True to let the request "
+            f"the {callee.name} returned {name_type(answer)}; let it return None or True to let the request "
             "pass, and False, or raise an HTTPException, to refuse it"
         )
 

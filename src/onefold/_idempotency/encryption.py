@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.ports import Sealer as Sealer
+from onefold._kernel.readable import name_type
 from onefold.errors import ConfigurationError, StoreError
 
 _KEY_BYTES = 32
@@ -59,7 +60,7 @@ class Keyring:
             given: object = key
             if not isinstance(given, bytes):
                 raise ConfigurationError(
-                    f"key {name!r} is a {type(given).__qualname__}; it must be {_KEY_BYTES} bytes "
+                    f"key {name!r} is {name_type(given)}; it must be {_KEY_BYTES} bytes "
                     f"(os.urandom({_KEY_BYTES})), decoded where it is kept as text"
                 )
             if len(key) != _KEY_BYTES:

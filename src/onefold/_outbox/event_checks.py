@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Final
 from uuid import UUID
 
+from onefold._kernel.readable import name_type
 from onefold._kernel.topics import TOPIC, is_pattern
 from onefold.errors import ConfigurationError, MessageInvalid
 
@@ -152,7 +153,7 @@ def _plain(value: object) -> str:
         return value.isoformat()
     if isinstance(value, UUID | Decimal):
         return str(value)
-    raise TypeError(f"{value!r} is a {type(value).__qualname__}")
+    raise TypeError(f"{value!r} is {name_type(value)}")
 
 
 # Made once: making an encoder costs more than encoding an event.

@@ -23,6 +23,7 @@ from uuid import uuid4
 from onefold._app import AsyncOnefold, Onefold
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.readable import name_type
 from onefold._kernel.runners import run, run_async
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
@@ -153,7 +154,7 @@ class _TestSender:
         self._is_flask = hasattr(client, "open") and hasattr(client, "application")
         if not self._is_flask and not hasattr(client, "request"):
             raise ConfigurationError(
-                f"client is a {type(client).__qualname__}: give a test client of Starlette, FastAPI or Flask, an "
+                f"client is {name_type(client)}: give a test client of Starlette, FastAPI or Flask, an "
                 "httpx.Client or an httpx.AsyncClient"
             )
         self.is_async = asyncio.iscoroutinefunction(getattr(client, "request", None))

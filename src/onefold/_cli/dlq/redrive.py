@@ -19,7 +19,7 @@ from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.failed_lists import list_jobs
 from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, preview, redrive
-from onefold._kernel.readable import moment
+from onefold._kernel.readable import moment, write_count
 
 _LOOK_EVERY_S: Final = 0.25
 
@@ -117,7 +117,7 @@ def cancel_command(
 
 def _wait_for(db: CommandSession, job: Job) -> Job:
     echo_stderr(
-        f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
+        f"redrive {job.id} of {write_count(job.failed_messages, 'message')}; stop waiting with Ctrl-C, stop it with "
         "`onefold dlq cancel`"
     )
     console = Console(stderr=True)
@@ -143,7 +143,7 @@ def _print_job(job: Job, *, as_json: bool, hint: str = "") -> None:
     else:
         action = "cancelled" if job.cancelled else "redrive"
         typer.echo(
-            f"{action} {job.id}: {job.failed_messages} failed messages of {job.consumer}; "
+            f"{action} {job.id}: {write_count(job.failed_messages, 'failed message')} of {job.consumer}; "
             f"{job.waiting} waiting, {job.dead} dead again"
         )
 
@@ -152,9 +152,9 @@ def _print_preview(consumer: str, summary: Preview, as_json: bool) -> None:
     if as_json:
         print_json({"consumer": consumer, "failed_messages": summary.failed_messages, **asdict(summary)})
         return
-    typer.echo(f"would redrive {summary.failed_messages} dead letters of {consumer}")
+    typer.echo(f"would redrive {write_count(summary.failed_messages, 'dead letter')} of {consumer}")
     if summary.groups:
         rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in summary.groups]
-        print_table("", ("topic", "messages", "unfit", "reason"), rows)
+        print_table("", ("topic", "messages", "too old", "reason"), rows)
     if summary.first:
         typer.echo("first: " + ", ".join(summary.first))

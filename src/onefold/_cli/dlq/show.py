@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -21,9 +22,15 @@ from onefold._inbox.failed_lists import find_failed, list_failed_consumers
 from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
-from onefold._kernel.readable import harmless, moment
+from onefold._kernel.readable import harmless, moment, write_count
 from onefold._steps.unfinished_works import WORKS_MAX, WorkView, list_works
 from onefold.errors import ConfigurationError
+
+#: Frames of onefold's inner modules with their lines of source: a handler is never among them.
+_OWN_FRAMES: Final = re.compile(
+    r'(?:^  File "[^"\n]*[/\\]onefold[/\\](?:_\w+|db|brokers)[/\\][^\n]*\n(?:    [^\n]*\n)*)+', re.M
+)
+_FRAME: Final = re.compile(r"^  File ", re.M)
 
 
 class State(StrEnum):
@@ -198,8 +205,21 @@ def _explain_work(work: WorkView) -> str:
     return f"{line}: a redrive goes on behind them; see {show}, or {release}"
 
 
+def _fold(traceback: str) -> str:
+    """The traceback with onefold's own frames counted, one line for those that follow each other."""
+
+    def count(run: re.Match[str]) -> str:
+        return f"  ... {write_count(len(_FRAME.findall(run[0])), 'frame')} of onefold, which --json has\n"
+
+    return _OWN_FRAMES.sub(count, traceback)
+
+
 def _print(consumer: str, failed_message: FailedMessage, work: WorkView | None) -> None:
-    for name, value in _summary(consumer, failed_message).items():
+    counts = {
+        "started": f"{write_count(failed_message.started, 'attempt')} since it came or was last redriven",
+        "failed": f"{failed_message.failed} of these attempts",
+    }
+    for name, value in {**_summary(consumer, failed_message), **counts}.items():
         if value is not None:
             typer.echo(f"{name + ':':<10} {harmless(str(value))}")
     if work is not None:
@@ -218,4 +238,4 @@ def _print(consumer: str, failed_message: FailedMessage, work: WorkView | None) 
     typer.echo(f"\n{kind}")
     typer.echo(harmless(data if isinstance(data, str) and kind != "data" else json.dumps(data, indent=2)))
     for failure in failed_message.history:
-        typer.echo(f"\n{failure['at']} {harmless(failure['error'])}\n{harmless(failure['traceback'])}")
+        typer.echo(f"\n{failure['at']} {harmless(failure['error'])}\n{harmless(_fold(failure['traceback']))}")
