@@ -20,7 +20,7 @@ def check_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
         if not isinstance(one, type) or not issubclass(one, Exception):
             raise ConfigurationError(
                 f"consumer {consumer!r} has dead_letter_on={given!r}, and {one!r} is not a class of exceptions; give "
-                "those that another attempt cannot help, such as dead_letter_on=(ValueError, KeyError)"
+                "those that another attempt cannot help, such as dead_letter_on=(OrderInvalid, CardUnknown)"
             )
         if issubclass(StoreError, one) or issubclass(one, StoreError) or _passes(one, one):
             raise ConfigurationError(
