@@ -20,6 +20,7 @@ STREAM = b"s" * 16
 WHO = identity_of("m7", "shop")
 THOSE = json.dumps([asdict(identity_of(name, "shop")) for name in ("m7", "m8")])
 
+LEFT = json.dumps(["order.cancelled"])
 HELD = json.dumps([{"name": name, "started": 1, "failed": 0} for name in ("m7", "m8")])
 
 
@@ -38,9 +39,9 @@ async def crowd(backend: Backend) -> None:
 
 PLANS = [
     (SQL.claim("none", "billing", WHO, None, kept=False), "onefold_letter_pkey"),
-    (SQL.next_due("billing"), "onefold_letter_due"),
-    (SQL.take("billing", 1000, 4, suspects=False), "onefold_letter_due"),
-    (SQL.take("billing", 1000, 1, suspects=True), "onefold_letter_due"),
+    (SQL.next_due("billing", LEFT), "onefold_letter_due"),
+    (SQL.take("billing", 1000, 4, LEFT, suspects=False), "onefold_letter_due"),
+    (SQL.take("billing", 1000, 1, LEFT, suspects=True), "onefold_letter_due"),
     (SQL.kill_suspects("billing", "", 3), "onefold_letter_due"),
     (SQL.wake("billing", STREAM, 1, 7), "onefold_letter_stream"),
     (SQL.look("billing", STREAM, 1, WHO), "onefold_letter_stream"),

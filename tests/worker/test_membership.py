@@ -16,9 +16,10 @@ import pytest
 from onefold import AsyncOnefold, Message
 from onefold._app.base_app import run_flow, with_broker
 from onefold._inbox.registry import ALIVE_S, FORMER_S, RunningProcess, judge, list_processes
-from onefold._kernel.checkout import with_connection
+from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.ports import Broker, ManagesSubscriptions
+from onefold._kernel.topics import matches_any
 from onefold._worker import membership
 from onefold._worker.consumer_admin import remove, survey
 from onefold._worker.consumer_runner import ConsumerRunner
@@ -40,6 +41,8 @@ class Place:
         self.address = address
         self.broker = broker
         self.handled: list[str] = []
+        #: What a process handled that does not have the topic.
+        self.astray: list[str] = []
         #: Streams do not: what is not asked for any more stays in them, for as long as they keep it.
         self.hands_out_what_waits = True
 
@@ -49,6 +52,8 @@ class Place:
         @once.consumer(name, topic=topics)
         async def handle(message: Message) -> None:
             self.handled.append(message.topic)
+            if not matches_any(topics, message.topic):
+                self.astray.append(message.topic)
 
         return once
 
@@ -114,6 +119,14 @@ class Place:
         await run_flow(once, age)
         await once.close()
 
+    async def waiting(self) -> list[tuple[Any, ...]]:
+        """Topic, starts and failures of the failed messages that wait."""
+        once = self.process("unused")
+        try:
+            return await run_flow(once, lambda dialect: _waiting())
+        finally:
+            await once.close()
+
     async def dead_letters(self) -> list[str | None]:
         """The topics of those there are."""
         once = self.process("unused")
@@ -121,6 +134,11 @@ class Place:
             return await run_flow(once, lambda dialect: _dead_letters())
         finally:
             await once.close()
+
+
+async def _waiting() -> list[tuple[Any, ...]]:
+    sql = "SELECT topic, started, failed FROM onefold_letter WHERE state = 'waiting' ORDER BY topic"
+    return [tuple(row) for row in await with_connection(lambda: fetch_rows(Statement(sql)))]
 
 
 async def _dead_letters() -> list[str | None]:
@@ -215,6 +233,48 @@ async def test_old_and_new_side_by_side_take_no_topic_from_each_other(place: Pla
         async with place.running("orders", "refunds"):  # a new one comes back
             await place.publish("refunds")
             await until(lambda: place.handled.count("refunds") == 2)
+    assert place.astray == []
+
+
+async def test_a_message_of_a_topic_that_only_the_other_process_has_is_left_to_that_one(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker hands it to either of them."""
+    async with place.running("orders"), place.running("orders", "refunds"):
+        await place.publish(*["refunds"] * 20, *["orders"] * 20)
+        await until(lambda: len(place.handled) >= 40)
+    assert sorted(place.handled) == ["orders"] * 20 + ["refunds"] * 20
+    assert place.astray == []
+    assert await place.dead_letters() == []
+    told = [record.getMessage() for record in caplog.records if "does not handle" in record.getMessage()]
+    assert len(told) <= 1
+    assert all("consumer 'billing' got a message of topic 'refunds'" in line for line in told)
+
+
+@pytest.mark.parametrize("place", [each for each in PLACES if each != "valkey"], indirect=True)
+async def test_what_only_the_new_release_has_waits_for_it_without_an_attempt(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has subscribed and is gone for now: an old process alone gets all there is. (Redis hands each process what
+    that has asked for.)"""
+    new = place.running("orders", "refunds")
+    async with place.running("orders"):
+        await new.__aenter__()
+        await new.__aexit__(None, None, None)
+        await place.publish("refunds", "refunds", "orders")
+
+        async def left() -> bool:
+            return await place.waiting() == [("refunds", 0, 0)] * 2
+
+        await until(left)
+        await until(lambda: place.handled == ["orders"])
+        told = [record.getMessage() for record in caplog.records if "does not handle" in record.getMessage()]
+        assert len(told) == 1
+        assert "it is left to that one" in told[0]
+    async with place.running("orders", "refunds"):
+        await until(lambda: place.handled == ["orders", "refunds", "refunds"])
+    assert place.astray == []
+    assert await place.waiting() == []
 
 
 async def test_what_the_old_release_had_goes_with_its_last_process(
@@ -288,14 +348,23 @@ async def test_what_a_release_without_a_registry_subscribed_to_is_taken_away_a_d
     await place.manage(subscribe)
     async with place.running("orders"):
         await place.publish("payments")
-        await until(lambda: place.handled == ["payments"])
+
+        async def left() -> bool:
+            return await place.waiting() == [("payments", 0, 0)]
+
+        await until(left)
         [seen] = [each for each in await place.manage(survey) if each.name == "billing"]
         assert (seen.topics, seen.running) == (("orders", "payments"), 1)
     await place.kill_all(hours=25)
+
+    async def dropped() -> bool:
+        return await place.dead_letters() == ["payments"]
+
     async with place.running("orders"):
         await place.publish("payments", "orders")
         await until(lambda: "orders" in place.handled)
-    assert place.handled == ["payments", "orders"]
+        await until(dropped)
+    assert place.handled == ["orders"]
 
 
 async def test_a_removed_consumer_leaves_nothing_in_the_database(place: Place) -> None:

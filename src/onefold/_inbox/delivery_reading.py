@@ -45,7 +45,7 @@ def reread(consumer: Consumer, stored: StoredMessage) -> StoredMessage:
 def find_problem(consumer: Consumer, stored: StoredMessage) -> str | None:
     """Why the message cannot be handled at all: it cannot be read, or lacks what an ordered consumer needs."""
     message = stored.message
-    if message is None or consumer.order == "none":
+    if message is None or consumer.order == "none" or stored.problem is not None:
         return stored.problem
     wants = f"consumer {consumer.name!r} is {consumer.order}"
     if message.key is None:

@@ -29,6 +29,8 @@ from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 
 DEATHS_MAX: Final = 3
+#: How often one `take` begins anew because it met topics that are left to others: each time one more at least.
+TAKES_MAX: Final = 20
 LISTED_MAX: Final = 1000
 
 _KILLER: Final = f"it was being handled when a process died, {DEATHS_MAX} times; its handler may be what kills it"
@@ -51,7 +53,7 @@ async def next_due(inbox: Inbox) -> float | None:
     """In how many seconds the next failed message is due; None: there is none. A read that locks nothing."""
 
     async def work() -> float | None:
-        rows = await Fetch(inbox.sql.next_due(inbox.consumer.name))
+        rows = await Fetch(inbox.sql.next_due(inbox.consumer.name, inbox.left.as_json()))
         return float(rows[0][0]) / 1000 if rows else None
 
     return await with_connection(work)
@@ -65,12 +67,17 @@ async def take(
     # Twice the lease: it must not run out before the transaction that it allows for.
     lease_ms = 2 * milliseconds(consumer.lease_s)
 
-    async def work() -> tuple[list[Any], list[Any]]:
-        await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
-        killed = await Fetch(sql.kill_suspects(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
-        started = await Fetch(sql.take(consumer.name, lease_ms, limit, suspects=suspects))
-        await Batch((Boundary.COMMIT,))
-        return killed, started
+    async def work() -> tuple[list[Any], list[FailedMessage]]:
+        for _ in range(TAKES_MAX):
+            await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
+            killed = await Fetch(sql.kill_suspects(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
+            rows = await Fetch(sql.take(consumer.name, lease_ms, limit, inbox.left.as_json(), suspects=suspects))
+            started = await inbox.left.sift(sql, [read_row(*row, consumer=consumer) for row in rows])
+            if started is not None:
+                await Batch((Boundary.COMMIT,))
+                return killed, started
+            await Batch((Boundary.ROLLBACK,))  # and once more, without those that are left to others
+        return [], []
 
     killed, started = await with_connection(work)
     for topic, message_id in killed:
@@ -89,7 +96,7 @@ async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
     async def work() -> list[Any]:
         return await Fetch(statement)
 
-    return _hold(inbox, await with_connection(work))
+    return _hold(inbox, [read_row(*row, consumer=inbox.consumer) for row in await with_connection(work)])
 
 
 async def list_failed(
@@ -173,8 +180,7 @@ def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
     )
 
 
-def _hold(inbox: Inbox, rows: list[Any]) -> list[FailedMessage]:
-    failed_messages = [read_row(*row, consumer=inbox.consumer) for row in rows]
+def _hold(inbox: Inbox, failed_messages: list[FailedMessage]) -> list[FailedMessage]:
     inbox.in_hand.hold(failed_messages)
     return sorted(failed_messages, key=_in_order)  # RETURNING keeps no order
 

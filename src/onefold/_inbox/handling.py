@@ -27,7 +27,8 @@ from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
 from onefold._inbox.in_hand import InHand, claim, is_ours, open_and_claim, skip_not_ours
-from onefold._inbox.keeping import begin_wait, dead_letter, park
+from onefold._inbox.keeping import begin_wait, dead_letter, keep_new, park
+from onefold._inbox.left_topics import LeftTopics
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.processing_trace import ProcessingTrace
 from onefold._inbox.renaming import rename
@@ -42,7 +43,7 @@ from onefold._inbox.stored_message import (
     write_identities,
 )
 from onefold._inbox.version_order import Early, Late, StreamPosition, Turn, decide_turn, is_stale
-from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
+from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Release, Statement, begin_at
 from onefold._kernel.messages import Delivery
@@ -100,6 +101,8 @@ class Inbox:
         self.in_hand = InHand()
         #: Those that were started but neither handled nor failed: the database went away, or a stop cut them off.
         self.unfinished = InHand()
+        #: What other processes of the consumer handle, and this one does not.
+        self.left = LeftTopics(consumer)
         #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
         self.behind = StreamsBehind()
         self._name = consumer.name
@@ -130,6 +133,11 @@ class Inbox:
         if self._stepped is not None and self._stepped.begins_stream(stored):
             return await self._run_kept(stored, BEGINS_STREAM, tx)
         return self.report(await self._try(stored, tx))
+
+    async def leave(self, delivery: Delivery, _tx: OwnedTransaction[Any]) -> InboxEvent:
+        """Keep a delivery of a topic that only other processes have, for those; then the broker may forget it."""
+        stored = stored_from_delivery(delivery)
+        return self.report(await with_connection(lambda: self.left.leave(self.sql, stored)))
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: OwnedTransaction[Any]) -> list[InboxEvent] | None:
         """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
@@ -193,18 +201,17 @@ class Inbox:
 
     async def _run_kept(self, stored: StoredMessage, reason: str, tx: OwnedTransaction[Any]) -> InboxEvent:
         """Keep it as a failed message that is started, before it is run: a process that dies of it is found by that."""
-        apart, lease_ms = stored.identity.apart, 2 * self.lease_ms
-        keep = self.sql.keep_new(self._name, stored.values(), apart, reason=reason, lease_ms=lease_ms)
-        failed_message = kept_as_started(stored, reason, self._now_ms(), lease_ms)
+        lease_ms = 2 * self.lease_ms
+        asked: list[StoredMessage] = []
+        keep = functools.partial(keep_new, self.sql, self._name, stored, reason, lease_ms=lease_ms, started=1)
         try:
-            kept = await with_connection(lambda: run_batch(keep))
+            kept = await with_connection(functools.partial(keep, note=asked.append))
         except GeneratorExit:  # it may have been kept: cut off, it counts as not started all the same
-            self.abandon([failed_message])
+            self.abandon(kept_as_started(each, reason, self._now_ms(), lease_ms) for each in asked[-1:])
             raise
-        if kept == 0:
-            if await with_connection(lambda: run_batch(self.sql.id_conflict(self._name, stored.identity))):
-                return await self._run_kept(stored.set_apart(), reason, tx)
+        if kept is None:
             return self.report(self._trace.note(stored, Duplicate(self._name, stored.topic)))
+        failed_message = kept_as_started(kept, reason, self._now_ms(), lease_ms)
         self.in_hand.hold([failed_message])
         return await self.run_failed(failed_message, tx)
 

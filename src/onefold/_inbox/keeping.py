@@ -5,12 +5,15 @@ One that is kept already, and that this process has started, is written only whe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.sql.statements import Statements
 from onefold._inbox.stored_message import FailedMessage, StoredMessage, stream_position, write_held
 from onefold._inbox.version_order import Early, StreamPosition
 from onefold._kernel.clock import milliseconds
-from onefold._kernel.effects import Statement
+from onefold._kernel.effects import Batch, Statement
 
 
 def park(sql: Statements, consumer: str, stored: StoredMessage, early: Early) -> Statement:
@@ -18,6 +21,29 @@ def park(sql: Statements, consumer: str, stored: StoredMessage, early: Early) ->
     if isinstance(stored, FailedMessage):
         return sql.in_hand.give_back(consumer, write_held([stored]), early.due_in_ms, early.reason)
     return _keep(sql, consumer, stored, "waiting", early.reason, early.due_in_ms)
+
+
+async def keep_new(
+    sql: Statements,
+    consumer: str,
+    stored: StoredMessage,
+    reason: str,
+    *,
+    lease_ms: int,
+    started: Literal[0, 1],
+    note: Callable[[StoredMessage], object] = lambda stored: None,
+) -> StoredMessage | None:
+    """Keep a delivery as a failed message, as it is called then; None: it was handled, or is kept already. It is due
+    after so long, unless it is started and its lease renewed. `note` hears of each name before it is tried."""
+    note(stored)
+    content, apart = stored.values(), stored.identity.apart
+    keep = sql.keep_new(consumer, content, apart, reason=reason, lease_ms=lease_ms, started=started)
+    if await Batch((keep,)):
+        return stored
+    if await Batch((sql.id_conflict(consumer, stored.identity),)):
+        again = stored.set_apart()
+        return await keep_new(sql, consumer, again, reason, lease_ms=lease_ms, started=started, note=note)
+    return None
 
 
 def begin_wait(

@@ -6,6 +6,9 @@ and new run side by side, neither takes a topic from the other: one that the new
 first start on, also if that process dies; one that it has dropped goes with the last process of the old release. What
 is no longer wanted is `former`: it is unsubscribed, and what still comes of it is kept as dead letters. Topics may be
 patterns, which are kept and given up as they are written; a message is wanted if any of them matches.
+
+Which process gets a message is the broker's choice, which knows one set of topics for all of them. One that gets a
+message of a topic that only others have leaves it to those: see `left_topics.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onefold._inbox.sql import STATEMENTS
+from onefold._inbox.sql.registry import RegistryStatements
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.topics import matches_any
@@ -59,6 +63,10 @@ class Standing:
     """Topics that it has had, and no process wants any more."""
     outdated: tuple[str, ...]
     """Processes that are gone and of which nothing need be remembered."""
+
+    def wants(self, topic: str | None) -> bool:
+        """Whether a process that is alive, or the one that was started last, has the topic."""
+        return topic is not None and matches_any(self.wanted, topic)
 
     def drops(self, topic: str | None) -> bool:
         """Whether messages of the topic were wanted, and are no longer."""
@@ -106,22 +114,22 @@ async def forget(dialect: str, consumer: str, processes: Sequence[str]) -> None:
 async def list_processes(dialect: str, consumer: str | None = None) -> list[RunningProcess]:
     """The processes of one consumer, or of all."""
 
-    async def work() -> list[RunningProcess]:
-        return [
-            RunningProcess(
-                consumer=name,
-                process=process,
-                topics=frozenset(json.loads(topics)),
-                started_ms=started_ms,
-                seen_s=-in_ms / 1000,
-                left=bool(left),
-            )
-            for name, process, topics, started_ms, in_ms, left in await Fetch(
-                STATEMENTS[dialect].registry.processes(consumer)
-            )
-        ]
+    return await with_connection(lambda: fetch_processes(STATEMENTS[dialect].registry, consumer))
 
-    return await with_connection(work)
+
+async def fetch_processes(sql: RegistryStatements, consumer: str | None) -> list[RunningProcess]:
+    """The same, on the connection at hand."""
+    return [
+        RunningProcess(
+            consumer=name,
+            process=process,
+            topics=frozenset(json.loads(topics)),
+            started_ms=started_ms,
+            seen_s=-in_ms / 1000,
+            left=bool(left),
+        )
+        for name, process, topics, started_ms, in_ms, left in await Fetch(sql.processes(consumer))
+    ]
 
 
 async def list_consumers(dialect: str) -> list[str]:

@@ -48,6 +48,11 @@ class StoredMessage:
         return self.message.topic if self.message is not None else self.origin.topic or UNKNOWN_TOPIC
 
     @property
+    def sent_to(self) -> str | None:
+        """The topic that it was sent to, as far as that is known."""
+        return self.origin.topic or (None if self.message is None else self.message.topic)
+
+    @property
     def source(self) -> str | None:
         return None if self.message is None else self.message.source
 

@@ -99,8 +99,8 @@ STEPS: Final = Instrument(
 
 MESSAGES: Final = Instrument(
     name="onefold.messages", kind="counter", unit="{message}", labels=("consumer", "topic", "outcome"),
-    help="Messages by outcome: handled, duplicate, dropped (older than the latest), parked (a gap before it), failed "
-    "(tried again), dead",
+    help="Messages by outcome: handled, duplicate, dropped (older than the latest), parked (a gap before it, or "
+    "left to a process that has its topic), failed (tried again), dead",
 )  # fmt: skip
 MESSAGE_DURATION: Final = Instrument(
     name="onefold.message.duration", kind="histogram", unit="s", labels=("consumer",),

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from onefold._inbox.catching_up import RUN_MAX
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
+from onefold._inbox.left_topics import dropped_problem
 from onefold._inbox.retention import reap
 from onefold._inbox.stepped_handling import StepsForMessages
 from onefold._kernel.foreign_cancellations import Interrupted, resist
@@ -238,8 +239,14 @@ class ConsumerWorker:
                 await self._health.pause(stop, "broker", error)
                 continue
             self._health.note_success("broker")
-            deliveries, dropped = await self._membership.sift(deliveries)
-            for delivery in (*map(self._inbox.read, deliveries), *map(self._as_dead_letter, dropped)):
+            try:
+                ours, left, dropped = await self._membership.sift(deliveries)
+            except StoreError as error:
+                self._health.note_failure("handling", error)
+                await self._give_back(deliveries, subscription)
+                continue
+            await self._handle([self._inbox.read(delivery) for delivery in left], subscription, leave=True)
+            for delivery in (*map(self._inbox.read, ours), *map(self._as_dead_letter, dropped)):
                 self._unsettled[id(delivery)] = delivery
                 partition = self._partitions.of(delivery)
                 partition.queue.append(delivery)
@@ -247,10 +254,9 @@ class ConsumerWorker:
 
     def _as_dead_letter(self, delivery: Delivery) -> Delivery:
         """Keep a delivery of an unknown topic as a dead letter: the previous release may have subscribed to it."""
-        problem = f"consumer {self.consumer.name!r} no longer has the topic that this was sent to"
         read = self._inbox.read(delivery)
-        topic = read.origin.topic or (read.message.topic if read.message is not None else "")  # `local` has one origin
-        return replace(read, message=None, problem=problem, origin=replace(read.origin, topic=topic))
+        origin = replace(read.origin, topic=read.sent_to or "")  # `local` has one origin
+        return replace(read, message=None, problem=dropped_problem(self.consumer.name), origin=origin)
 
     async def _work(
         self, partition: Partition, subscription: Subscription, stop: asyncio.Event, leaving: asyncio.Event
@@ -276,16 +282,18 @@ class ConsumerWorker:
             return partition.take_stream(RUN_MAX)
         return partition.take_batch(self.consumer.batch)
 
-    async def _handle(self, deliveries: list[Delivery], subscription: Subscription) -> None:
+    async def _handle(self, deliveries: list[Delivery], subscription: Subscription, *, leave: bool = False) -> None:
+        """Handle deliveries, or leave them to other processes."""
+        one = self._inbox.leave if leave else self._inbox.handle
         remaining = deliveries
         try:
-            if len(deliveries) > 1:
+            if len(deliveries) > 1 and not leave:
                 events = await self._runner.insist(functools.partial(self._inbox.handle_batch, deliveries))
                 if events is not None:
                     self._finish(deliveries)
                     remaining = []
             while remaining:
-                await self._runner.insist(functools.partial(self._inbox.handle, remaining[0]))
+                await self._runner.insist(functools.partial(one, remaining[0]))
                 self._finish(remaining[:1])
                 remaining = remaining[1:]
         except Exception as error:

@@ -11,14 +11,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.registry import (
     ALIVE_S,
     BEAT_S,
     EARLIER,
-    NOTHING,
     RunningProcess,
     Standing,
     forget,
@@ -40,6 +39,16 @@ T = TypeVar("T")
 _log = logging.getLogger("onefold.consumer")
 
 
+class Sifted(NamedTuple):
+    """Deliveries by what becomes of them."""
+
+    ours: list[Delivery]
+    left: list[Delivery]
+    """Of topics that only other processes have."""
+    dropped: list[Delivery]
+    """Of topics that no process has any longer."""
+
+
 class Membership:
     """One process of one consumer."""
 
@@ -48,9 +57,6 @@ class Membership:
         self._broker = broker
         self._consumer = consumer
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        #: The topics of running processes, and those of ended ones only. There are almost never any of the latter; then
-        #: deliveries need not be checked against them.
-        self._standing = NOTHING
         #: The topics of ended processes that are unsubscribed already.
         self._ended: frozenset[str] = frozenset()
         #: The topics this process has unsubscribed. A process that has one may register at the same moment: it is
@@ -108,24 +114,32 @@ class Membership:
         if self._registered:
             await self._flow(leave(self._database.dialect, self._consumer.name, self._process))
 
-    async def sift(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
-        """Split into deliveries to handle, and deliveries of topics that the consumer no longer has: those were sent
-        before, and an operator decides about them. The registry is read again first: a process with such a topic
-        registers before anything is sent to it."""
-        suspects = [delivery for delivery in deliveries if self._standing.drops(_topic(delivery))]
-        if not suspects:
-            return deliveries, ()
-        self._standing = await self._read_standing()
-        dropped = [delivery for delivery in suspects if self._standing.drops(_topic(delivery))]
-        for topic in {topic for delivery in dropped if (topic := _topic(delivery))} - self._dropping:
+    async def sift(self, deliveries: Sequence[Delivery]) -> Sifted:
+        """Split into deliveries to handle, those to leave to processes that have their topics, and those of topics that
+        the consumer no longer has: they were sent before, and an operator decides about them. The registry is read
+        first: a process with such a topic registers before anything is sent to it."""
+        if not any(map(self._is_foreign, deliveries)):
+            return Sifted(list(deliveries), [], [])
+        standing = await self._read_standing()
+        ours, left, dropped = Sifted([], [], [])
+        for delivery in deliveries:
+            if standing.drops(delivery.sent_to):
+                dropped.append(delivery)
+            elif self._is_foreign(delivery) and standing.wants(delivery.sent_to):
+                left.append(delivery)
+            else:
+                ours.append(delivery)
+        for topic in {topic for delivery in dropped if (topic := delivery.sent_to)} - self._dropping:
             self._dropping.add(topic)
             _log.warning(
                 "consumer %r no longer has topic %r: what was sent to it before becomes dead letters (`onefold dlq`)",
                 self._consumer.name,
                 topic,
             )
-        identities = set(map(id, dropped))
-        return [delivery for delivery in deliveries if id(delivery) not in identities], dropped
+        return Sifted(ours, left, dropped)
+
+    def _is_foreign(self, delivery: Delivery) -> bool:
+        return delivery.sent_to is not None and not self._consumer.wants(delivery.sent_to)
 
     async def _reconcile(self, standing: Standing) -> None:
         """Unsubscribe topics that no running process has."""
@@ -138,7 +152,7 @@ class Membership:
         if self._unsubscribed and (restored := self._unsubscribed & (await self._read_standing()).wanted):
             await self._subscribe(sorted(restored))
             self._unsubscribed -= restored
-        self._standing, self._ended = standing, standing.former
+        self._ended = standing.former
         await self._flow(forget(self._database.dialect, self._consumer.name, standing.outdated))
 
     async def _subscribe(self, topics: Sequence[str]) -> None:
@@ -162,8 +176,3 @@ class Membership:
 
     async def _flow(self, flow: Flow[T]) -> T:
         return await run_async(flow, TaskExecutor(self._database))
-
-
-def _topic(delivery: Delivery) -> str | None:
-    """The topic that a delivery was sent to."""
-    return delivery.origin.topic or (None if delivery.message is None else delivery.message.topic)

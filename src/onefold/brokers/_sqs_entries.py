@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -109,7 +109,7 @@ def delivery_of(found: Mapping[str, Any], queue: str) -> Delivery:
         data=message.data,
         headers=write(message, percent=False),
         message=message,
-        origin=origin,
+        origin=replace(origin, topic=message.topic),  # a queue is no topic
         redelivered=redelivered,
         receipt=receipt,
     )

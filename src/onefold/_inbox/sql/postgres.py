@@ -11,6 +11,7 @@ from onefold._kernel.audit import NOTE
 from onefold._kernel.dialects import POSTGRES_LEASE
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.wakeup_signals import ACTION, DELIVERY_CHANNEL
 
 _CLOSED = f"({POSTGRES_LEASE} OR set_config('onefold.inbox', 'open', true) IS NULL)"
 
@@ -32,6 +33,10 @@ class Postgres:
     proof = _PROOF
     ended = _ENDED
     audit = NOTE["postgres"]
+    #: The topic that a failed message was sent to.
+    sent_to = "coalesce(onefold_letter.envelope::json #>> '{origin,topic}', onefold_letter.topic, '')"
+    #: Has consumers of all processes look for failed messages that are due.
+    notify_consumers = (Statement(qualified(f"SELECT pg_notify('{DELIVERY_CHANNEL}', '{ACTION}')")),)
 
     def opening(self, lease_ms: int) -> tuple[Statement, ...]:
         return (Statement(_OPENING, (f"{lease_ms}ms",)),)

@@ -9,6 +9,8 @@ in an IN, of which `pg_catalog.py` makes an array.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from onefold._inbox.message_identity import Identity
 from onefold._inbox.sql.catching_up import Runs
 from onefold._inbox.sql.dialect import CONTENT, CONTENT_VALUES, STREAM, THIS, Dialect, failed_columns, mine, others
@@ -25,6 +27,7 @@ class Statements(OperatorStatements):
     def __init__(self, d: Dialect) -> None:
         super().__init__(d)
         self.opening = d.opening
+        self.notify_consumers = d.notify_consumers
         self._opening_values = d.opening_values
         self.proof = d.proof
         self.ended = d.ended
@@ -234,7 +237,7 @@ class Statements(OperatorStatements):
         """)
         self._keep_new = d.text(f"""
             INSERT INTO onefold_letter (consumer, {CONTENT}, state, reason, started, failed, history, due_at)
-            SELECT $1::text, {CONTENT_VALUES}, 'waiting', $13::text, 1, 0, '[]', {d.in_ms("$14::bigint")}
+            SELECT $1::text, {CONTENT_VALUES}, 'waiting', $13::text, $16::int, 0, '[]', {d.in_ms("$14::bigint")}
             WHERE NOT EXISTS (SELECT 1 FROM onefold_inbox
                               WHERE consumer = $1::text AND message_id IN ($2::text, $15::text))
               AND NOT EXISTS (SELECT 1 FROM onefold_letter WHERE consumer = $1::text AND message_id = $15::text)
@@ -254,7 +257,8 @@ class Statements(OperatorStatements):
         self._drop = d.text(f"DELETE FROM onefold_letter WHERE {THIS}")
         self._next_due = d.text(f"""
             SELECT {d.until("due_at")} FROM onefold_letter
-            WHERE consumer = $1::text AND state = 'waiting' AND due_at IS NOT NULL ORDER BY due_at LIMIT 1
+            WHERE consumer = $1::text AND state = 'waiting' AND due_at IS NOT NULL AND {_not_left(d, "$2::text")}
+            ORDER BY due_at LIMIT 1
         """)
         due = f"consumer = $1::text AND state = 'waiting' AND due_at <= {d.now}"
         self._kill_suspects = d.text(f"""
@@ -264,7 +268,8 @@ class Statements(OperatorStatements):
         self._take = {
             suspects: d.text(f"""
                 WITH picked AS (
-                    SELECT message_id FROM onefold_letter WHERE {due} AND started {sign} failed
+                    SELECT message_id FROM onefold_letter
+                    WHERE {due} AND started {sign} failed AND {_not_left(d, "$4::text")}
                     ORDER BY due_at, stream, epoch, version LIMIT $3::int {d.lock_free})
                 UPDATE onefold_letter SET started = started + 1, due_at = {d.in_ms("$2::bigint")}
                 WHERE consumer = $1::text AND message_id IN (SELECT message_id FROM picked)
@@ -293,11 +298,18 @@ class Statements(OperatorStatements):
         return Statement(self._keep, (consumer, *content, state, reason, started, failed, history, due_ms))
 
     def keep_new(
-        self, consumer: str, content: tuple[Value, ...], apart: str, *, reason: str, lease_ms: int
+        self,
+        consumer: str,
+        content: tuple[Value, ...],
+        apart: str,
+        *,
+        reason: str,
+        lease_ms: int,
+        started: Literal[0, 1] = 1,
     ) -> Statement:
-        """A row: it is kept, and counts as started by us. None: it was handled, or is kept already, or its name is
-        taken."""
-        return Statement(self._keep_new, (consumer, *content, reason, lease_ms, apart))
+        """A row: it is kept, and counts as started by us, or not. None: it was handled, or is kept already, or its name
+        is taken."""
+        return Statement(self._keep_new, (consumer, *content, reason, lease_ms, apart, started))
 
     def rename(self, consumer: str, name: str, content: tuple[Value, ...], apart: str) -> Statement:
         """The failed message of this name gets this content, and its name. None: what is called so was handled, or is
@@ -307,15 +319,20 @@ class Statements(OperatorStatements):
     def drop(self, consumer: str, message_id: str) -> Statement:
         return Statement(self._drop, (consumer, message_id))
 
-    def next_due(self, consumer: str) -> Statement:
-        return Statement(self._next_due, (consumer,))
+    def next_due(self, consumer: str, left: str) -> Statement:
+        """`left` has the topics that are left to other processes, as a JSON array: also below."""
+        return Statement(self._next_due, (consumer, left))
 
     def kill_suspects(self, consumer: str, reason: str, deaths_max: int) -> Statement:
         return Statement(self._kill_suspects, (consumer, reason, deaths_max))
 
-    def take(self, consumer: str, lease_ms: int, limit: int, *, suspects: bool) -> Statement:
+    def take(self, consumer: str, lease_ms: int, limit: int, left: str, *, suspects: bool) -> Statement:
         """Start failed messages that are due. A suspect was at hand when a process died."""
-        return Statement(self._take[suspects], (consumer, lease_ms, limit))
+        return Statement(self._take[suspects], (consumer, lease_ms, limit, left))
+
+
+def _not_left(d: Dialect, topics: str) -> str:
+    return f"({topics} = '[]' OR NOT EXISTS (SELECT 1 FROM {d.items(topics)} WHERE item = {d.sent_to}))"
 
 
 def _is_ours(first: int) -> str:

@@ -36,7 +36,8 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A message waits: for an earlier version of its key, or for the process that has its recorded steps."""
+    """A message waits: for an earlier version of its key, for the process that has its recorded steps, or for one that
+    has its topic."""
 
     consumer: str
     topic: str
