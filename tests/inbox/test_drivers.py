@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from onefold._inbox.discard_and_skip import skip
+from onefold._inbox.failed_messages import DEATHS_MAX
+from onefold._inbox.handler_transaction import HandlerLostConnection
+from onefold._inbox.in_hand import give_up
 from onefold._inbox.redrive import Filter, cancel, preview, redrive
 from onefold._inbox.retention import reap
 from onefold._kernel.audit import list_audit
@@ -69,6 +72,52 @@ async def test_messages_are_handled_parked_failed_and_redriven(backend: Backend)
     assert [type(event) for event in await backend.run_due(inbox)] == [Handled]
     assert await backend.effects() == ["k1", "k3"]
     assert await backend.flow(reap(backend.dialect, inbox.consumer.name, inbox.consumer.retention_s)) == 0
+
+
+class CutOff:
+    """A handler whose connection is ended by the server, so many times."""
+
+    def __init__(self, backend: Backend, times: int) -> None:
+        self.backend, self.times = backend, times
+
+    async def handle(self, given: Message, tx: Transaction[Any]) -> None:
+        assert isinstance(self.backend, DrivenBackend)
+        await self.backend.handler(given, tx)
+        if self.times:
+            self.times -= 1
+            await self.backend.execute(tx.connection, "SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.mark.parametrize("backend", POSTGRES_ASYNC, indirect=True)
+async def test_a_connection_that_is_lost_inside_the_handler_is_no_failure_of_the_message(backend: Backend) -> None:
+    """The database was away: the delivery is given back, and what was kept is started again, alone."""
+    inbox = backend.inbox(CutOff(backend, times=2).handle, attempts=1)
+    with pytest.raises(HandlerLostConnection, match="the connection was lost while the handler of consumer 'billing'"):
+        await backend.deliver(inbox, message())
+    with pytest.raises(HandlerLostConnection):
+        await backend.deliver(inbox, message(), redelivered=True)
+    await backend.flow(give_up(inbox))
+    kept = (await backend.failed_messages())["m1"]
+    assert (kept.state, kept.started, kept.failed) == ("waiting", 1, 0)
+    assert [type(event) for event in await backend.run_due(inbox)] == [Handled]
+    assert (backend.calls, await backend.effects()) == (["m1", "m1", "m1"], ["m1"])
+
+
+@pytest.mark.parametrize("backend", ["asyncpg"], indirect=True)
+async def test_a_handler_that_costs_its_connection_each_time_makes_a_dead_letter(backend: Backend) -> None:
+    inbox = backend.inbox(CutOff(backend, times=100).handle)
+    with pytest.raises(HandlerLostConnection):
+        await backend.deliver(inbox, message(), redelivered=True)
+    for _ in range(DEATHS_MAX - 1):
+        await backend.flow(give_up(inbox))
+        with pytest.raises(HandlerLostConnection):
+            await backend.run_due(inbox)
+    await backend.flow(give_up(inbox))
+    assert await backend.run_due(inbox) == []
+    assert len(backend.calls) == DEATHS_MAX
+    dead = (await backend.failed_messages())["m1"]
+    assert dead.state == "dead"
+    assert "a process, or its connection to the database, died, 3 times" in dead.reason
 
 
 async def test_batches_and_failed_messages(backend: Backend) -> None:

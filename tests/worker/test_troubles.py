@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from onefold._inbox.failed_messages import DEATHS_MAX
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.owned_transaction import OwnedTransaction
+from onefold._kernel.transaction import Transaction
 from onefold._worker import consumer_worker, failed_message_loop
 from onefold._worker.consumer_health import QUIET_S, ConsumerHealth
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConnectionLost, StoreError
-from onefold.telemetry import ConsumerPaused, ConsumerResumed, Event, Handled
+from onefold.telemetry import ConsumerPaused, ConsumerResumed, DeadLettered, Event, Failed, Handled
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 
@@ -160,3 +162,33 @@ async def test_a_consumer_whose_handlers_take_long_is_well_however_much_it_has_r
         assert len(broker.queue) == 1, "it is full"
         leave.set()
         await until(lambda: broker.idle)
+
+
+@pytest.mark.parametrize("times", [1, 100])
+async def test_a_connection_that_is_lost_inside_a_handler_is_an_outage_unless_it_is_lost_each_time(
+    on_postgres: Backend, times: int
+) -> None:
+    calls = 0
+
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        nonlocal calls
+        calls += 1
+        await on_postgres.write(tx, given.id)
+        if calls <= times:
+            await tx.connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    def transaction(executor: TaskExecutor[Any]) -> OwnedTransaction[Any]:
+        return OwnedTransaction(executor, on_postgres.outbox.new_buffer)
+
+    broker = MemoryBroker()
+    broker.put(message())
+    consumer, listener = on_postgres.consumer(handler, attempts=1), on_postgres.events.append
+    runner = ConsumerRunner(on_postgres.database, broker, [consumer], transaction=transaction, listener=listener)
+    end = Handled if times == 1 else DeadLettered
+    async with running(runner):
+        await until(lambda: any(isinstance(event, end) for event in on_postgres.events) and broker.idle)
+    assert not any(isinstance(event, Failed) for event in on_postgres.events)
+    assert await on_postgres.effects() == (["m1"] if times == 1 else [])
+    # Once as a delivery, which is given back; then as a failed message that is started.
+    assert calls == (2 if times == 1 else 1 + DEATHS_MAX)
+    assert broker.acked == ["m1"]

@@ -1,8 +1,8 @@
 """Failed messages: not handled, and no longer at the broker. Starting those that are due, and listing them.
 
 A failed message is started before it is run, in a transaction of its own, so that one that kills its process is known
-by being started more often than it failed. Such suspects are started one at a time: a process that dies with several at
-hand would make all of them suspects.
+by being started more often than it failed; so is one whose handler lost its connection to the database. Such suspects
+are started one at a time: a process that dies with several at hand would make all of them suspects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ DEATHS_MAX: Final = 3
 TAKES_MAX: Final = 20
 LISTED_MAX: Final = 1000
 
-_KILLER: Final = f"it was being handled when a process died, {DEATHS_MAX} times; its handler may be what kills it"
+_KILLER: Final = (
+    f"it was being handled when a process, or its connection to the database, died, {DEATHS_MAX} times; its handler "
+    "may be what kills it"
+)
 
 #: How many of a row's columns are the message.
 _CONTENT: Final = 11

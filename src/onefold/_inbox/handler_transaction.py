@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from onefold._inbox.consumer import Consumer
@@ -44,6 +43,11 @@ class HandlerTookTooLong(OnefoldError):
             f"the handler of consumer {consumer.name!r} took longer than {setting}={seconds:g}, and {undone}{more}. "
             f"Make it quicker, or raise {setting}"
         )
+
+
+class HandlerLostConnection(ConnectionLost):
+    """The connection of a message's transaction was lost while its handler ran. The database was away, unless that
+    happens each time."""
 
 
 class AnswerCheck:
@@ -134,7 +138,7 @@ class HandlerTransaction:
             await close_sessions(tx, True)
             tx.check_executed(f"the handler of consumer {self._consumer.name!r} returned")
         except Exception as error:
-            return await self._undo(tx, error)
+            return await self._undo(tx, error, began_at)
         try:
             await commit(tx, functools.partial(self._commit, lookup, after, began_at))
         except Exception as error:
@@ -167,7 +171,8 @@ class HandlerTransaction:
         else:
             await ReleaseCommitted()
 
-    async def _undo(self, tx: OwnedTransaction[Any], error: Exception) -> Exception:
+    async def _undo(self, tx: OwnedTransaction[Any], error: Exception, began_at: float) -> Exception:
+        """Roll back. The error that the message has failed with; HandlerLostConnection: it is not judged."""
         for joined in tx.joined:
             if isinstance(joined, InvocationCloser):
                 joined.invocation.error = error
@@ -177,20 +182,29 @@ class HandlerTransaction:
             await Discard()
             await tx.conclude(False)
             return error
-        if await undo(tx, functools.partial(self._roll_back, tx)):
+        ended, lost = await undo(tx, functools.partial(self._roll_back, tx))
+        # The server ends the connection of a transaction that outlasts its lease: that is the handler's doing.
+        if lost is not None and await Now() - began_at < self._consumer.lease_s:
+            raise HandlerLostConnection(
+                f"the connection was lost while the handler of consumer {self._consumer.name!r} ran: {lost}"
+            ) from error
+        if ended:
             misused = TransactionMisused(COMMITTED_BY_HANDLER)
             misused.__cause__ = error
             return misused
         return error
 
-    async def _roll_back(self, tx: OwnedTransaction[Any]) -> bool:
-        """Whether the handler has ended the transaction by itself."""
-        ended = 0
+    async def _roll_back(self, tx: OwnedTransaction[Any]) -> tuple[bool, ConnectionLost | None]:
+        """Whether the handler has ended the transaction by itself, and how its connection was found to be lost."""
+        ended, lost = 0, None
         if tx.touched:
-            with suppress(OnefoldError):  # aborted, or lost: then the server has undone it, or does so now
+            try:
                 ended = await Batch((self._sql.ended,))
-        await rollback_and_release()
-        return ended > 0
+            except ConnectionLost as error:
+                lost = error
+            except OnefoldError:
+                pass  # aborted: the server has undone it, or does so now
+        return ended > 0, await rollback_and_release() or lost
 
     async def _is_committed(self, lookup: Statement) -> bool | None:
         """Whether the rows of a COMMIT without an answer are there. None: not known, because the database does not

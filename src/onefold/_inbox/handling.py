@@ -24,7 +24,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import apply_id_of, find_problem
 from onefold._inbox.failing import write_failure
 from onefold._inbox.handler_call import Performs, perform_here
-from onefold._inbox.handler_transaction import HandlerTransaction
+from onefold._inbox.handler_transaction import HandlerLostConnection, HandlerTransaction
 from onefold._inbox.handling_log import log_failure
 from onefold._inbox.in_hand import InHand, claim, is_ours, open_and_claim, skip_not_ours
 from onefold._inbox.keeping import begin_wait, dead_letter, keep_new, park
@@ -101,6 +101,8 @@ class Inbox:
         self.in_hand = InHand()
         #: Those that were started but neither handled nor failed: the database went away, or a stop cut them off.
         self.unfinished = InHand()
+        #: Those whose handler lost its connection. It may be what costs it: that they were started counts.
+        self.suspects = InHand()
         #: What other processes of the consumer handle, and this one does not.
         self.left = LeftTopics(consumer)
         #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
@@ -185,17 +187,17 @@ class Inbox:
             if failed_message.redrive is not None and isinstance(event, Handled | Failed | DeadLettered):
                 event = replace(event, redriven=True)
             return self.report(event)
-        except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
-            self.abandon([failed_message])
+        except BaseException as error:  # a stop that cuts it off, too: taken for a death, it would make it a suspect
+            self.abandon([failed_message], as_started=isinstance(error, HandlerLostConnection))
             raise
         finally:
             self.in_hand.drop([failed_message])
 
-    def abandon(self, failed_messages: Iterable[FailedMessage]) -> None:
-        """These were interrupted: they are to be given back."""
+    def abandon(self, failed_messages: Iterable[FailedMessage], *, as_started: bool = False) -> None:
+        """These were interrupted: they are to be given back, as not started or as suspects."""
         abandoned = list(failed_messages)
         self.in_hand.drop(abandoned)
-        self.unfinished.hold(abandoned)
+        (self.suspects if as_started else self.unfinished).hold(abandoned)
 
     # --- one attempt -------------------------------------------------------------------------------------
 

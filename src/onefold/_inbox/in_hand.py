@@ -87,12 +87,15 @@ async def renew_in_hand(inbox: Inbox, names: Iterable[str] | None = None) -> Non
 
 
 async def give_up(inbox: Inbox) -> None:
-    """Failed messages that were started and not finished, for no fault of theirs, count as not started."""
-    while inbox.unfinished:
-        name, failed_message = next(iter(inbox.unfinished.items()))
-        back = inbox.sql.in_hand.give_back(inbox.consumer.name, write_held([failed_message]), 0)
-        await with_connection(functools.partial(run_batch, back))
-        inbox.unfinished.pop(name, None)
+    """Failed messages that were started and not finished, for no fault of theirs, count as not started. Suspects are
+    due again, too, and keep their count of starts."""
+    sql, consumer = inbox.sql.in_hand, inbox.consumer.name
+    for given_up, write in ((inbox.unfinished, sql.give_back), (inbox.suspects, sql.renew)):
+        while given_up:
+            name, failed_message = next(iter(given_up.items()))
+            back = write(consumer, write_held([failed_message]), 0)
+            await with_connection(functools.partial(run_batch, back))
+            given_up.pop(name, None)
 
 
 async def wake_stranded(inbox: Inbox) -> None:

@@ -119,7 +119,7 @@ class FailedMessageLoop:
 
     async def put_back(self) -> None:
         """Put back what was cut off. Should that fail, these are suspects."""
-        if self._inbox.unfinished:
+        if self._inbox.unfinished or self._inbox.suspects:
             with suppress(OnefoldError, TimeoutError):
                 async with asyncio.timeout(PUT_BACK_S_MAX):
                     await self._runner.run(give_up(self._inbox))
@@ -137,7 +137,7 @@ class FailedMessageLoop:
         """Start what is due; in how many seconds to look again."""
         if not self._health.healthy.is_set():
             await either(stop, self._health.healthy)
-        if self._inbox.unfinished:
+        if self._inbox.unfinished or self._inbox.suspects:
             await self._runner.run(give_up(self._inbox))
         if time.monotonic() >= self._stranded_at:
             await self._runner.run(wake_stranded(self._inbox))
