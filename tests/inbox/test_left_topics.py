@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 
 from onefold._inbox import left_topics
@@ -15,7 +17,9 @@ from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
+from onefold._kernel.wakeup_signals import ACTION, DELIVERY_CHANNEL
 from tests.inbox.backends import Backend, backend_of, delivery, message
+from tests.support.patience import PATIENCE_S
 
 BOTH = ("order.placed", "order.cancelled")
 
@@ -141,3 +145,16 @@ async def test_topics_that_are_left_are_met_one_after_the_other_and_the_rest_is_
     assert old.calls == ["mine"]
     new.inbox.left = left_topics.LeftTopics(new.inbox.consumer)
     assert len(await backend.run_due(new.inbox)) == 30
+
+
+async def test_processes_that_listen_are_notified_of_what_is_left_to_them(on_postgres: Backend, inbox_dsn: str) -> None:
+    """They poll seldom."""
+    heard = asyncio.Event()
+    connection = await asyncpg.connect(inbox_dsn)
+    try:
+        await connection.add_listener(DELIVERY_CHANNEL, lambda *about: heard.set() if about[-1] == ACTION else None)
+        await Release(on_postgres, "1", "order.placed").leave(message("m1", topic="order.cancelled"))
+        async with asyncio.timeout(PATIENCE_S):
+            await heard.wait()
+    finally:
+        await connection.close()
