@@ -24,7 +24,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.keeping import keep_new
 from onefold._inbox.registry import BEAT_S, fetch_processes, judge
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.stored_message import FailedMessage, StoredMessage
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, topic_sent_to
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Batch
 from onefold._kernel.telemetry.consumer_events import Duplicate, InboxEvent, Parked
@@ -71,7 +71,7 @@ class LeftTopics:
 
     async def leave(self, sql: Statements, stored: StoredMessage) -> InboxEvent:
         """Keep a delivery for the processes that have its topic, which are notified."""
-        name, topic = self._consumer.name, stored.sent_to or stored.topic
+        name, topic = self._consumer.name, topic_sent_to(stored) or stored.topic
         self.note(topic)
         reason = f"it came to a process that does not have the topic {topic!r}, and waits for one that has it"
         if await keep_new(sql, name, stored, reason, lease_ms=0, started=0) is None:
@@ -83,7 +83,7 @@ class LeftTopics:
     async def sift(self, sql: Statements, failed_messages: list[FailedMessage]) -> list[FailedMessage] | None:
         """Those that were started just now, as they are to be run. None: some are of topics that are left to others,
         which are noted now."""
-        topics = {each.sent_to for each in failed_messages if each.sent_to is not None}
+        topics = {topic for each in failed_messages if (topic := topic_sent_to(each)) is not None}
         foreign = {topic for topic in topics if not self._consumer.wants(topic)}
         if not foreign:
             return failed_messages
@@ -94,7 +94,9 @@ class LeftTopics:
         if elsewhere:
             return None
         problem = dropped_problem(self._consumer.name)
-        return [replace(each, problem=problem) if standing.drops(each.sent_to) else each for each in failed_messages]
+        return [
+            replace(each, problem=problem) if standing.drops(topic_sent_to(each)) else each for each in failed_messages
+        ]
 
 
 def dropped_problem(consumer: str) -> str:

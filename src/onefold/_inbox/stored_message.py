@@ -48,11 +48,6 @@ class StoredMessage:
         return self.message.topic if self.message is not None else self.origin.topic or UNKNOWN_TOPIC
 
     @property
-    def sent_to(self) -> str | None:
-        """The topic that it was sent to, as far as that is known."""
-        return self.origin.topic or (None if self.message is None else self.message.topic)
-
-    @property
     def source(self) -> str | None:
         return None if self.message is None else self.message.source
 
@@ -199,6 +194,11 @@ def stored_from_row(
 def write_identities(stored_messages: Sequence[StoredMessage]) -> str:
     """Their identities, as a JSON array."""
     return json.dumps([asdict(stored.identity) for stored in stored_messages])
+
+
+def topic_sent_to(received: Delivery | StoredMessage) -> str | None:
+    """The topic that it was sent to, as far as that is known."""
+    return received.origin.topic or (None if received.message is None else received.message.topic)
 
 
 def kept_as_started(stored: StoredMessage, reason: str, now_ms: int, due_ms: int) -> FailedMessage:

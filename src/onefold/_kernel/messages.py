@@ -117,11 +117,6 @@ class Delivery:
     receipt: Any = None
     """What the adapter needs to settle it."""
 
-    @property
-    def sent_to(self) -> str | None:
-        """The topic that it was sent to, as far as that is known."""
-        return self.origin.topic or (None if self.message is None else self.message.topic)
-
     def json(self) -> Any:
         """The data of a message without an envelope, read as JSON."""
         return json.loads(self.data)

@@ -24,6 +24,7 @@ from onefold._inbox.handling import Inbox
 from onefold._inbox.left_topics import dropped_problem
 from onefold._inbox.retention import reap
 from onefold._inbox.stepped_handling import StepsForMessages
+from onefold._inbox.stored_message import topic_sent_to
 from onefold._kernel.foreign_cancellations import Interrupted, resist
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
@@ -255,7 +256,7 @@ class ConsumerWorker:
     def _as_dead_letter(self, delivery: Delivery) -> Delivery:
         """Keep a delivery of an unknown topic as a dead letter: the previous release may have subscribed to it."""
         read = self._inbox.read(delivery)
-        origin = replace(read.origin, topic=read.sent_to or "")  # `local` has one origin
+        origin = replace(read.origin, topic=topic_sent_to(read) or "")  # `local` has one origin
         return replace(read, message=None, problem=dropped_problem(self.consumer.name), origin=origin)
 
     async def _work(

@@ -26,6 +26,7 @@ from onefold._inbox.registry import (
     list_processes,
     register,
 )
+from onefold._inbox.stored_message import topic_sent_to
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Delivery
@@ -123,13 +124,13 @@ class Membership:
         standing = await self._read_standing()
         ours, left, dropped = Sifted([], [], [])
         for delivery in deliveries:
-            if standing.drops(delivery.sent_to):
+            if standing.drops(topic_sent_to(delivery)):
                 dropped.append(delivery)
-            elif self._is_foreign(delivery) and standing.wants(delivery.sent_to):
+            elif self._is_foreign(delivery) and standing.wants(topic_sent_to(delivery)):
                 left.append(delivery)
             else:
                 ours.append(delivery)
-        for topic in {topic for delivery in dropped if (topic := delivery.sent_to)} - self._dropping:
+        for topic in {topic for delivery in dropped if (topic := topic_sent_to(delivery))} - self._dropping:
             self._dropping.add(topic)
             _log.warning(
                 "consumer %r no longer has topic %r: what was sent to it before becomes dead letters (`onefold dlq`)",
@@ -139,7 +140,7 @@ class Membership:
         return Sifted(ours, left, dropped)
 
     def _is_foreign(self, delivery: Delivery) -> bool:
-        return delivery.sent_to is not None and not self._consumer.wants(delivery.sent_to)
+        return (topic := topic_sent_to(delivery)) is not None and not self._consumer.wants(topic)
 
     async def _reconcile(self, standing: Standing) -> None:
         """Unsubscribe topics that no running process has."""
