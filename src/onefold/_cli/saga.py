@@ -16,7 +16,8 @@ import typer
 from onefold._cli.options import ACTOR, JSON, actor_name
 from onefold._cli.output import print_done, print_json, print_table
 from onefold._cli.targets import load_target
-from onefold._kernel.readable import harmless, name_type
+from onefold._kernel.arguments import name_type
+from onefold._kernel.readable import harmless
 from onefold._saga.engine import SagaEngine
 from onefold._saga.person_actions import cancel_saga, retry_saga
 from onefold._saga.saga_status import STATES, SagaStatus, State

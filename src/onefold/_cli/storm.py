@@ -16,7 +16,8 @@ from rich.console import Console
 from onefold._cli.options import JSON
 from onefold._cli.output import echo_stderr, print_json, print_table
 from onefold._cli.targets import load_target
-from onefold._kernel.readable import harmless, name_type
+from onefold._kernel.arguments import name_type
+from onefold._kernel.readable import harmless
 from onefold._policy.retry import RetryPolicy
 from onefold._simulate import entrants, experiments
 from onefold._simulate.drawing import draw_plots, require_matplotlib

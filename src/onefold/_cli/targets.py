@@ -21,8 +21,8 @@ from onefold._app import AsyncOnefold, Onefold
 from onefold._app.base_app import run_flow
 from onefold._cli.options import require_database
 from onefold._http.install_checks import find_installed
+from onefold._kernel.arguments import name_type
 from onefold._kernel.effects import Flow
-from onefold._kernel.readable import name_type
 from onefold.db._drivers import dialect_of
 from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing, StoreError
 

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from onefold._console.roles import Operator, Role
-from onefold._kernel.readable import name_type
+from onefold._kernel.arguments import name_type
 from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError
 
 COOKIE: Final = "onefold_console_session"

@@ -28,7 +28,7 @@ from onefold._console.pages import SECTIONS
 from onefold._console.rendering import make_environment, read_static_files
 from onefold._console.sections import ConsoleParts, Page, Visit
 from onefold._console.sign_in import SignIn, set_cookie
-from onefold._kernel.readable import name_type
+from onefold._kernel.arguments import name_type
 from onefold._saga.engine import SagaEngine
 from onefold._steps.unfinished_works import WorkNotFit
 from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError, SchemaMissing

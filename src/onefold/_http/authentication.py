@@ -20,8 +20,8 @@ from io import BytesIO
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args, get_origin
 
 from onefold._http.request import COMPLETING, Request, Response, completing_of
+from onefold._kernel.arguments import name_type
 from onefold._kernel.effects import Call
-from onefold._kernel.readable import name_type
 from onefold.errors import (
     AuthenticationBroken,
     ConfigurationError,

@@ -10,9 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
-from onefold._kernel.arguments import named_arguments
+from onefold._kernel.arguments import name_type, named_arguments
 from onefold._kernel.ports import Sealer as Sealer
-from onefold._kernel.readable import name_type
 from onefold.errors import ConfigurationError, StoreError
 
 _KEY_BYTES = 32

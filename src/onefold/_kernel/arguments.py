@@ -106,3 +106,9 @@ def _count(places: list[inspect.Parameter]) -> str:
             return f"one argument without a name ({places[0].name})"
         case count:
             return f"{count} arguments without a name ({', '.join(p.name for p in places)})"
+
+
+def name_type(value: object) -> str:
+    """What a value is, in words: "an int", "a Flask"."""
+    name = type(value).__qualname__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"

@@ -30,12 +30,6 @@ def write_count(count: int, thing: str, things: str = "") -> str:
     return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
 
 
-def name_type(value: object) -> str:
-    """What a value is, in words: "an int", "a Flask"."""
-    name = type(value).__qualname__
-    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
-
-
 def moment(ms: int | None) -> str | None:
     """A time as it is written in JSON and in tables."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, tz=UTC).isoformat(timespec="milliseconds")

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Final
 from uuid import UUID
 
-from onefold._kernel.readable import name_type
+from onefold._kernel.arguments import name_type
 from onefold._kernel.topics import TOPIC, is_pattern
 from onefold.errors import ConfigurationError, MessageInvalid
 

@@ -21,9 +21,9 @@ from typing import Any, Final, cast
 from uuid import uuid4
 
 from onefold._app import AsyncOnefold, Onefold
+from onefold._kernel.arguments import name_type
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.readable import name_type
 from onefold._kernel.runners import run, run_async
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
