@@ -145,6 +145,9 @@ async def follow(message: Message, tx: Transaction[Any]) -> None:
     """Each message is handled once: its ledger row and this change of state are one transaction."""
     order = {"id": message.json()["order"]}
     if message.topic == "order.shipped":
-        await tx.transition("orders", where=order, state="state", come_from=["placed", "declined"], to="shipped")
+        come_from, to = ["placed", "declined"], "shipped"
     else:  # one that comes late finds the order shipped, and leaves it so
-        await tx.transition("orders", where=order, state="state", come_from="placed", to="declined")
+        come_from, to = ["placed"], "declined"
+    moved = await tx.transition("orders", where=order, state="state", come_from=come_from, to=to)
+    if moved.outcome == "missing":  # the order and its first event are one transaction: a person must look
+        raise LookupError(f"there is no order {order['id']}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from examples.shop import parcels
+from examples.shop import demo, parcels
 from examples.shop.clients import Customers, Intent
 from examples.shop.demo import SERVICES, read_plan
 from examples.shop.demo import run as run_demo
@@ -115,6 +115,12 @@ def running(pid: str) -> bool:
 
 
 # Controls: bugs that are planted in a service must be found and named
+
+
+@pytest.fixture(autouse=True)
+def all_faults_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a machine stands still, customers ask more often, and there are more than the demo shows."""
+    monkeypatch.setattr(demo, "FAULTS_SHOWN_MAX", 1000)
 
 
 def run_with(bug: dict[str, str]) -> tuple[int, str]:
