@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from examples.shop.database import fetch
 from examples.shop.settings import ACCOUNTS, LEASE_S, MEASURE_S, broker, database, listeners, serve_metrics
-from onefold import AsyncOnefold, Message, Request, StepOptions, Transaction
+from onefold import AsyncOnefold, Message, Request, StepOptions, Transaction, TransitionOutcome
 from onefold.fastapi import Steps, Tx
 
 TABLES = [
@@ -149,5 +149,5 @@ async def follow(message: Message, tx: Transaction[Any]) -> None:
     else:  # one that comes late finds the order shipped, and leaves it so
         come_from, to = ["placed"], "declined"
     moved = await tx.transition("orders", where=order, state="state", come_from=come_from, to=to)
-    if moved.outcome == "missing":  # the order and its first event are one transaction: a person must look
+    if moved.outcome is TransitionOutcome.MISSING:  # it commits together with its first event: a person must look
         raise LookupError(f"there is no order {order['id']}")

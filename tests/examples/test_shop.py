@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from examples.shop.demo import run as run_demo
 from examples.shop.ledger import Books, Entry, Order, faults
 from examples.shop.parcels import ParcelBooks
 from examples.shop.settings import STOCK
+from onefold.testing.memory_broker import AsyncMemoryBroker
 from onefold.testing.servers import ServerUnavailable
 from onefold.testing.servers._restate import _find_program
 from tests.examples.forked_services import fork_service
@@ -138,6 +140,20 @@ def test_control_an_event_outside_of_the_transaction_charges_for_nothing_and_the
     code, said = run_with({"orders": "tests.examples.split_write"})
     assert "was charged, but there is no such order" in said
     assert code == 1
+
+
+# An outcome without an order
+
+
+async def test_an_outcome_of_no_order_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDERS_DATABASE", str(tmp_path / "shop.db"))
+    monkeypatch.delitem(sys.modules, "examples.shop.orders", raising=False)
+    orders = importlib.import_module("examples.shop.orders")
+    async with orders.once.transaction() as tx:
+        await tx.connection.execute(orders.TABLES[0])
+    with pytest.raises(LookupError, match="there is no order o-1"):
+        await AsyncMemoryBroker(orders.once).publish("order.shipped", {"order": "o-1"})
+    await orders.once.close()
 
 
 # The ledger itself
