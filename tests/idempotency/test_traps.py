@@ -236,6 +236,24 @@ async def test_a_request_that_meets_the_end_of_an_equal_one_is_no_mismatch_thoug
     await desk.release()
 
 
+async def test_a_request_that_waits_to_look_again_holds_no_lock_that_an_equal_one_wants(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = backend.desk()
+    [request_lock] = desk.ask.request_locks
+    free: list[bool] = []
+    async with backend.pool.acquire() as other, other.transaction():
+        await other.execute("SELECT pg_advisory_xact_lock($1)", desk.ask.key_lock)
+
+        async def look(executor: TaskExecutor[Any], seconds: float) -> None:
+            free.append(await other.fetchval("SELECT pg_try_advisory_lock($1)", request_lock))
+            await other.execute("SELECT pg_advisory_unlock($1)", request_lock)
+
+        monkeypatch.setattr(TaskExecutor, "sleep", look)
+        assert isinstance(await desk.claim(), Mismatch)
+    assert free == [True] * len(MISMATCH_PAUSES_S)
+
+
 # --- the loser's COMMIT ----------------------------------------------------------------------------------
 
 

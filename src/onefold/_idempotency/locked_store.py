@@ -60,7 +60,7 @@ from onefold.errors import (
 #: How often a claim that cannot be serialised begins again, with a later snapshot.
 CLAIMS_MAX = 3
 
-#: How long another payload must have been seen in flight before a request is told so, which no retry makes good.
+#: The pauses between looks before a request is told that another payload holds its key, which no retry mends.
 MISMATCH_PAUSES_S = (0.0, 0.002, 0.01, 0.04)
 
 #: Its claim is its locks: there is nothing that would differ from request to request.
@@ -263,8 +263,11 @@ class LockedStore:
         """Another payload holds the key; or the same one did, in a transaction that is ending. A server releases the
         locks of a transaction one by one, and may stop in between: only what lasts is believed."""
         for pause_s in MISMATCH_PAUSES_S:
+            await Batch((Boundary.ROLLBACK,))  # first: it may hold a lock that an equal request wants
+            await Release()
             await Sleep(pause_s)
-            if await Batch((Boundary.ROLLBACK, *begin)) == 0:
+            await Acquire()
+            if await Batch(begin) == 0:
                 return run
             claim = await self._judge(ask, run, await Fetch(self.sql.explain(ask)))
             if claim is not None:
