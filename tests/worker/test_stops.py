@@ -348,7 +348,7 @@ async def test_of_several_consumers_that_cannot_run_one_is_raised_and_the_others
     with pytest.raises(ConfigurationError, match="billing is refused"):
         async with asyncio.timeout(PATIENCE_S):
             await ConsumerRunner(backend.database, Refusing(), consumers).run(asyncio.Event())
-    assert "another consumer failed, too: mail is refused" in caplog.text
+    assert "a further task of the consumers failed, too: mail is refused" in caplog.text
 
 
 async def test_a_broker_that_is_refused_ends_the_consumers_at_once(backend: Backend) -> None:

@@ -55,22 +55,26 @@ async def resist(work: Awaitable[T]) -> T:
         raise Interrupted("something that was waited for was cancelled elsewhere") from error
 
 
-async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await a clean-up to its end, also if this task is cancelled meanwhile; it is cut off after AGAIN_S."""
+async def finish(work: Coroutine[Any, Any, None], within_s: float) -> bool:
+    """Await a clean-up to its end, also if this task is cancelled meanwhile. What takes longer is cut off: False."""
     task = asyncio.create_task(work)
     ours: asyncio.CancelledError | None = None
     now_s = asyncio.get_running_loop().time
-    until = now_s() + AGAIN_S
+    until = now_s() + within_s
     while not task.done() and (left_s := until - now_s()) > 0:
         try:
             await asyncio.wait([task], timeout=left_s)
         except asyncio.CancelledError as error:
             ours = error
-    if not task.done():
+    in_time = task.done()
+    if not in_time:
         await cancel_until_ended(task)
+    failure = None if task.cancelled() else task.exception()
     if ours is not None:
         raise ours
-    task.result()
+    if failure is not None:
+        raise failure
+    return in_time
 
 
 async def cancel_until_ended(*tasks: asyncio.Future[Any]) -> None:

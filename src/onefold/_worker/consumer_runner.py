@@ -10,7 +10,7 @@ from typing import Any
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.stepped_handling import StepsForMessages
-from onefold._kernel.foreign_cancellations import Interrupted, cancel_until_ended, finish, resist
+from onefold._kernel.foreign_cancellations import Interrupted, cancel_until_ended, resist
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
@@ -18,6 +18,7 @@ from onefold._kernel.topics import refuse_patterns
 from onefold._kernel.wakeup_signals import Wakeups
 from onefold._worker.backlog_measuring import measure_consumer, measuring
 from onefold._worker.backoff_timer import BackoffTimer, pause
+from onefold._worker.broker_closing import close_broker
 from onefold._worker.cancellation import either
 from onefold._worker.consumer_worker import ConsumerWorker
 from onefold._worker.flow_runner import MakeTransaction
@@ -68,14 +69,14 @@ class ConsumerRunner:
         """Consume until `stop` is set; then finish what is being handled, and give back the rest. `subscribed` is
         called once each consumer has its subscription, or has met what keeps it from having one: it goes on trying."""
         opened = asyncio.Event()
-        work = [self._open(stop, opened), *(gate.run(stop, self._grace_s, opened) for gate in self._gates)]
-        if subscribed is not None:
-            work.append(self._report_subscribed(stop, subscribed))
         try:
             async with measuring(self._database, self._listener, *self._measurements):
+                work = [self._open(stop, opened), *(gate.run(stop, self._grace_s, opened) for gate in self._gates)]
+                if subscribed is not None:
+                    work.append(self._report_subscribed(stop, subscribed))
                 await _run_together(work)
         finally:
-            await finish(self._broker.close())
+            await close_broker(self._broker)
 
     def alive(self) -> dict[str, float]:
         """For each consumer, seconds since its loops last made a turn, at the broker and at its failed messages; for
@@ -114,6 +115,6 @@ async def _run_together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     tasks.sort(key=lambda task: task not in ended)
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     for error in errors[1:]:
-        _log.error("another consumer failed, too: %s", error, exc_info=error)
+        _log.error("a further task of the consumers failed, too: %s", error, exc_info=error)
     if errors:
         raise errors[0]

@@ -49,6 +49,7 @@ from onefold._outbox.sending_trace import publish_traced
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
 from onefold._worker.backlog_measuring import measure_outbox, measuring
+from onefold._worker.broker_closing import close_broker
 from onefold._worker.broker_watch import STALLED_S, BrokerWatch, RelayExecutor
 from onefold._worker.notify_listener import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
@@ -158,7 +159,7 @@ class Relay:
                     await self._live(stop)
         finally:
             stopping.cancel()
-            await self._broker.close()
+            await close_broker(self._broker)
 
     async def _stop_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
