@@ -109,6 +109,35 @@ async def test_the_same_for_asyncio(postgres_dsn: str) -> None:
         await connection.release()
 
 
+async def test_who_is_cancelled_while_a_closed_connection_goes_back_loses_no_place_of_the_pool(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, open=False) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        connection = await database.acquire()
+        [(pid,)] = await connection.fetch(PID)
+        await connection.release()
+        with psycopg.connect(postgres_dsn, autocommit=True) as operator:
+            operator.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        putconn, going_back, may_go = pool.putconn, asyncio.Event(), asyncio.Event()
+
+        async def wait_and_go(connection: Any) -> None:
+            going_back.set()
+            await may_go.wait()
+            await putconn(connection)
+
+        monkeypatch.setattr(pool, "putconn", wait_and_go)
+        acquiring = asyncio.create_task(database.acquire())
+        await going_back.wait()
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        may_go.set()
+        connection = await database.acquire()
+        assert await connection.fetch(PID) != [(pid,)]
+        await connection.release()
+
+
 def test_a_pool_that_connections_close_into_gets_no_session_that_was_given_up(postgres_dsn: str) -> None:
     """`close_returns` is for SQLAlchemy: `close()` gives a connection back as it is. Whatever gave one up was answered
     by the pool's ValueError, and what a handler had closed was handed out again, void."""

@@ -34,6 +34,7 @@ from onefold.db._psycopg_public import (
     PsycopgConnection,
     end_session,
 )
+from onefold.db._shielded import run_to_end
 from onefold.errors import ConfigurationError, OnefoldError
 
 __all__ = ["AsyncPsycopgDatabase", "PsycopgDatabase"]
@@ -142,13 +143,13 @@ class AsyncPsycopgDatabase:
             pool = opened.pool or await self._open(opened)
             while _is_gone(connection := await pool.getconn(timeout=max(0.0, deadline - time.monotonic()))):
                 end_session(connection)
-                await pool.putconn(connection)
+                await run_to_end(pool.putconn(connection))
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
         try:
             check_lost(before)
         except asyncio.CancelledError:
-            await pool.putconn(connection)
+            await run_to_end(pool.putconn(connection))
             raise
         kind: type[AsyncPsycopgConnection]
         kind = AsyncPsycopgConnection if self._fast is None else self._fast.AsyncFastConnection
