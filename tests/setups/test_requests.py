@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -224,8 +226,6 @@ async def of_a_consumer_inside(rates: Annotated[Any, Depends(of_a_consumer)]) ->
 @pytest.mark.parametrize(
     ("handler", "says"),
     [
-        (bare_session, r"'session' of \S+bare_session .*`session: AsyncSessionTx`, with `from onefold.fastapi import"),
-        (bare_plain_session, r"'session' of \S+bare_plain_session .*`session: SessionTx`"),
         (bare_in_dependency, r"'session' of \S+bare_in_dependency \(in bare_session\)"),
         (of_a_consumer, r"'rates' of \S+of_a_consumer has onefold.Depends.*from fastapi import Depends"),
         (of_a_consumer_as_default, r"has onefold.Depends"),
@@ -235,9 +235,56 @@ async def of_a_consumer_inside(rates: Annotated[Any, Depends(of_a_consumer)]) ->
 def test_what_only_consumers_take_is_refused_where_an_endpoint_is_marked(
     handler: Callable[..., Any], says: str, sqlite_path: Path
 ) -> None:
-    kind = Onefold if handler is bare_plain_session else AsyncOnefold
     with pytest.raises(ConfigurationError, match=says):
-        kind(sqlite_path, principal=onefold.single_principal).idempotent()(handler)
+        AsyncOnefold(sqlite_path, principal=onefold.single_principal).idempotent()(handler)
+
+
+@pytest.mark.parametrize(
+    ("kind", "handler", "says"),
+    [
+        (
+            AsyncOnefold,
+            bare_session,
+            r"'session' of \S+bare_session .*`session: AsyncSessionTx`, with `from onefold.fas",
+        ),
+        (Onefold, bare_plain_session, r"'session' of \S+bare_plain_session .*`session: SessionTx`"),
+    ],
+)
+def test_a_session_that_fastapi_cannot_give_is_refused_where_the_route_is_declared(
+    kind: Any, handler: Callable[..., Any], says: str, sqlite_path: Path
+) -> None:
+    marked = kind(sqlite_path, principal=onefold.single_principal).idempotent()(handler)
+    with pytest.raises(ConfigurationError, match=says):
+        FastAPI().post("/orders")(marked)
+
+
+def with_a_session(handler: Callable[[Session], str]) -> Callable[[], str]:
+    """A decorator as applications have it. It keeps the mark of the handler, and not its parameters."""
+
+    @functools.wraps(handler)
+    def give() -> str:
+        with Session() as session:
+            return handler(session)
+
+    return give
+
+
+def test_a_session_that_a_decorator_gives_is_not_refused_in_a_process_that_also_has_fastapi(sqlite_path: Path) -> None:
+    once = Onefold(sqlite_path, principal=onefold.single_principal)
+    app = flask.Flask("shop")
+
+    @app.post("/orders")
+    @with_a_session
+    @once.idempotent()
+    def order(session: Session) -> str:
+        return type(session).__name__
+
+    once.install(app)
+    once.migrate()
+    answer = app.test_client().post("/orders", headers={"Idempotency-Key": '"k"'})
+    once.close()
+    assert "fastapi" in sys.modules
+    assert (answer.status_code, answer.text) == (200, "Session")
 
 
 async def test_a_session_that_something_else_gives_is_not_refused(sqlite_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
-from onefold._http.session_needs import DEPTH_MAX, read_parameters
+from onefold._http.handler_needs import DEPTH_MAX, read_parameters
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from onefold._http.background import PARAMETER, add_background, hold_back
 from onefold._http.guarded_request import GuardedRequest, current_request
+from onefold._http.handler_needs import refuse_bare_sessions
 from onefold._http.problems import problem
 from onefold._http.request import Response
 from onefold._http.route_policy import Authorize, Policy
@@ -71,7 +72,8 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
     # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
     signature, background = None, PARAMETER
     with suppress(Exception):
-        signature, background = add_background(without(inspect.signature(function, eval_str=True), steps))
+        plain = without(inspect.signature(function, eval_str=True), steps)
+        signature, background = add_background(refuse_bare_sessions(plain, found.name))
     if signature is None and steps is not None:
         signature = without(inspect.signature(function), steps)
     if is_async(function):

@@ -23,8 +23,8 @@ from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
 from onefold._http.fastapi_dependencies import Tx
+from onefold._http.handler_needs import GIVES_SESSION
 from onefold._http.scope_keys import SESSIONS, TRANSACTION, is_between_steps
-from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError
 

@@ -15,6 +15,7 @@ from onefold._http.bare_header_check import find_bare_header
 from onefold._http.decorator import IdempotentHandler, check_markable, idempotent_handler_of, mark, name_of
 from onefold._http.earlier_release import ApplicationNaming
 from onefold._http.guarded_request import current_request
+from onefold._http.handler_needs import check_parameters, check_sessions
 from onefold._http.install_checks import (
     READY,
     Known,
@@ -42,7 +43,6 @@ from onefold._http.route_policy import (
     policy_of_settings,
     single_principal,
 )
-from onefold._http.session_needs import check_parameters, check_sessions
 from onefold._http.steps_parameter import check_steps, find_steps
 from onefold._idempotency.encryption import Sealer
 from onefold._idempotency.locked_store import LockedStore

@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, get_origin
 
+from onefold._http.handler_needs import DEPTH_MAX, GIVES_SESSION, read_parameters
 from onefold._http.request import Request, completing_of
 from onefold._http.route_policy import Policy, Route
-from onefold._http.session_needs import DEPTH_MAX, GIVES_SESSION, read_parameters
 from onefold._kernel.executors import is_async
 from onefold._kernel.steps_annotation import is_steps
 from onefold._kernel.transaction import Transaction
