@@ -70,9 +70,32 @@ def test_the_work_of_a_message_is_found_by_the_id_of_the_message_and_spoken_of_a
         assert not any(word in json.dumps(found) for word in ("request", "client", "complete"))
     stage.charge_step, stage.during = StepOptions("charge", repeatable=False), fail
     stage.deliver(message("m3"))
+    onefold("dlq", "redrive", "m3", "-d", stage.place.address)
+    stage.run_due()
     parked = told(onefold("keys", "show", "m3", "-d", stage.place.address, "--json"))
     assert parked["retry_gets"] == "It is a dead letter: redriven as it is, it is dead again."
     assert f"`onefold keys resume {parked['id']}`" in parked["way_out"]
+
+
+def test_a_message_that_waits_after_a_call_with_an_unknown_outcome_is_not_called_a_dead_letter(
+    sqlite_path: Path,
+) -> None:
+    create_tables(str(sqlite_path))
+    with place_at(str(sqlite_path)) as place, stage_at(place, asynchronous=False, attempts=3) as stage:
+        stage.charge_step, stage.during = StepOptions("charge", repeatable=False), fail
+        stage.deliver()
+        assert stage.failed()["m1"].state == "waiting"
+        found = told(onefold("keys", "show", "m1", "-d", place.address, "--json"))
+        assert found["state"] == "left"
+        assert found["what"].endswith(
+            "call that must not be made again: its outcome is unknown (1 attempt, 2 steps recorded)."
+        )
+        assert (
+            found["retry_gets"] == "Its next attempt makes it a dead letter, because the outcome of a call is unknown."
+        )
+        assert f"`onefold keys resume {found['id']}`" in found["way_out"]
+        stage.run_due()
+        assert stage.failed()["m1"].state == "dead"
 
 
 def test_a_message_that_several_consumers_have_in_steps_is_shown_by_the_id_of_a_work(stage: Stage) -> None:

@@ -112,6 +112,15 @@ def test_one_is_shown_with_its_steps_and_what_they_returned(place: Place) -> Non
     assert '{"paid": 7}' in keys(place, "show", work).stdout
 
 
+def test_a_request_that_was_left_in_a_call_that_must_not_be_made_again_waits_for_a_person(place: Place) -> None:
+    left, unknown = begin(place, A, ("charge", "done")), begin(place, B, ("charge", "started"))
+    assert ask(place, "show", left)["retry_gets"] == "It goes on behind the recorded steps."
+    found = ask(place, "show", unknown)
+    assert found["state"] == "left"
+    assert found["retry_gets"] == "409 work-parked, because the outcome of a call is unknown. It is not worth a retry."
+    assert "(1 attempt, 1 step recorded)" in found["what"]
+
+
 def test_a_released_work_is_forgotten_and_audited(place: Place) -> None:
     work = begin(place, A, ("create", "done"), parked="failed 10 times")
     assert ask(place, "release", work, "--yes", "--actor", "ada") == {"released": work, "operation": "POST /rides"}

@@ -24,7 +24,7 @@ ASK = WorkAsk(
 AT = f"/works/{ASK.digest.hex()}"
 
 
-async def begin(once: AsyncOnefold, digest: bytes = ASK.digest, *, park: str | None = None) -> None:
+async def begin(once: AsyncOnefold, digest: bytes = ASK.digest, *, park: str | None = None, left: bool = False) -> None:
     """A work with a phase that is done and a call whose outcome is not known."""
     works = Works(once._database.dialect)
     held = await run_flow(once, lambda _: works.claim(ASK._replace(digest=digest)))
@@ -37,6 +37,8 @@ async def begin(once: AsyncOnefold, digest: bytes = ASK.digest, *, park: str | N
     await run_flow(once, lambda _: with_connection(lambda: run_batch(Boundary.BEGIN, *recorded, Boundary.COMMIT)))
     if park is not None:
         await run_flow(once, lambda _: works.park(held, park))
+    if left:
+        await run_flow(once, lambda _: works.give_back(held))
 
 
 async def audit(once: AsyncOnefold) -> list[tuple[str, str, Any]]:
@@ -58,6 +60,15 @@ async def test_unfinished_works_are_listed_and_those_that_wait_for_a_person(
     assert "reserve phase done" in text_of(page)
     assert "charge call outcome unknown" in text_of(page)
     assert "shelf 7" not in page.text
+
+
+async def test_a_work_that_was_left_in_a_call_that_must_not_be_made_again_waits_for_a_person(
+    viewer: Visitor, once: AsyncOnefold
+) -> None:
+    await begin(once, left=True)
+    text = text_of(await viewer.get(AT))
+    assert "left It waits for a person: its last attempt has ended in a call that must not be made again" in text
+    assert "goes on behind its recorded steps" not in text
 
 
 async def test_results_are_shown_to_those_who_may_act_and_that_is_audited(

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from onefold._idempotency.stored_keys import KeyHolder, KeyView
 from onefold._kernel.audit import AuditLine
-from onefold._kernel.readable import age
+from onefold._kernel.readable import age, write_count
 from onefold._steps.unfinished_works import WorkView
 
 #: Of a search: whether the application has such a route. Unchecked: its routes are not known here. Digest: there was no
@@ -111,16 +111,15 @@ def _judge_holder(holder: KeyHolder) -> KeyVerdict:
 
 
 def _judge_work(work: WorkView) -> KeyVerdict:
-    attempts = f"{work.attempts} attempt{'' if work.attempts == 1 else 's'}"
-    steps = f"{work.steps} step{'' if work.steps == 1 else 's'} recorded"
+    counts = f"{write_count(work.attempts, 'attempt')}, {write_count(work.steps, 'step')} recorded"
     if work.kind == "message":
-        return _judge_message_work(work, f"{attempts}, {steps}")
+        return _judge_message_work(work, counts)
     match work.state:
         case "parked":
             return KeyVerdict(
                 state="Waits for a person",
                 tone="bad",
-                what=f"The request works in recorded steps, and is parked: {work.reason} ({attempts}, {steps})",
+                what=f"The request works in recorded steps, and is parked: {work.reason} ({counts})",
                 gets="409 work-parked, which is not worth a retry.",
                 way_out="Find out what happened, then resume or release the work.",
                 conflict=True,
@@ -130,32 +129,40 @@ def _judge_work(work: WorkView) -> KeyVerdict:
             return KeyVerdict(
                 state="Running, in steps",
                 tone="neutral",
-                what=f"The request is being done in recorded steps ({attempts}, {steps}). Its lease ends in {ends}, "
+                what=f"The request is being done in recorded steps ({counts}). Its lease ends in {ends}, "
                 "and is renewed for as long as its process lives.",
                 gets="409 key-in-flight, with Retry-After.",
                 way_out=f"It ends with the handler. If its process has died, a retry goes on behind the recorded steps "
                 f"in {ends}.",
                 conflict=True,
             )
+        case "left" if work.waits_for_person:
+            return KeyVerdict(
+                state="Waits for a person",
+                tone="bad",
+                what="The request was begun in recorded steps, and its process or its client has gone in a call that "
+                f"must not be made again: its outcome is unknown ({counts}).",
+                gets="409 work-parked, because the outcome of a call is unknown. It is not worth a retry.",
+                way_out="Find out whether the call was made, then resume or release the work.",
+                conflict=True,
+            )
         case "left":
             return KeyVerdict(
                 state="Left unfinished",
                 tone="warn",
-                what=f"The request was begun in recorded steps, and its process or its client has gone ({attempts}, "
-                f"{steps}).",
+                what=f"The request was begun in recorded steps, and its process or its client has gone ({counts}).",
                 gets="It goes on behind the recorded steps.",
                 way_out="The next retry goes on with it, or a completer (`onefold complete`), or release it.",
             )
 
 
 def _judge_message_work(work: WorkView, counts: str) -> KeyVerdict:
-    unknown = "outcome unknown" if work.started else None
-    match "parked" if work.state == "left" and unknown else work.state:
+    match work.state:
         case "parked":
             return KeyVerdict(
                 state="Waits for a person",
                 tone="bad",
-                what=f"The message is handled in recorded steps, and is parked: {work.reason or unknown} ({counts})",
+                what=f"The message is handled in recorded steps, and is parked: {work.reason} ({counts})",
                 gets="It is a dead letter: redriven as it is, it is dead again.",
                 way_out=f"Find out what happened, then `onefold keys resume {work.id}`, which redrives it; or `onefold "
                 f"keys release {work.id}`: `onefold dlq redrive` then begins from the start.",
@@ -170,6 +177,17 @@ def _judge_message_work(work: WorkView, counts: str) -> KeyVerdict:
                 gets="A delivery meanwhile waits as a failed message, and counts as no attempt.",
                 way_out="It ends with the handler. If its process has died, the next attempt goes on behind the "
                 f"recorded steps in {ends}.",
+            )
+        case "left" if work.waits_for_person:
+            return KeyVerdict(
+                state="Waits for a person",
+                tone="bad",
+                what="The message is handled in recorded steps, and its last attempt has ended in a call that must not "
+                f"be made again: its outcome is unknown ({counts}).",
+                gets="Its next attempt makes it a dead letter, because the outcome of a call is unknown.",
+                way_out=f"Find out whether the call was made, then `onefold keys resume {work.id}`: a dead letter is "
+                "redriven by that, a message that waits goes on when it is due. To begin from the start, release it: "
+                f"`onefold keys release {work.id}`.",
             )
         case "left":
             return KeyVerdict(

@@ -66,6 +66,11 @@ class WorkView:
     """Whether its request is."""
     place: WorkPlace
 
+    @property
+    def waits_for_person(self) -> bool:
+        """It is parked, or its next attempt parks it: that may not make a call again whose outcome is unknown."""
+        return self.state == "parked" or (self.state == "left" and self.started > 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
