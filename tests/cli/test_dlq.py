@@ -291,12 +291,12 @@ def test_discard_asks_then_deletes_dead_letters_and_no_waiting_ones(
     assert states(shop) == {}
 
 
-@pytest.mark.parametrize("verb", ["skip", "resume", "discard"])
+@pytest.mark.parametrize("verb", ["skip", "resume", "discard", "show"])
 def test_that_a_message_is_not_there_is_told_before_a_person_is_asked(
     shop: Shop, buried: Callable[..., list[str]], verb: str
 ) -> None:
     buried(*placed("a"))
-    line = one_line(shop.onefold("dlq", verb, "m-42", *D, given="y\n"))
+    line = one_line(shop.onefold("dlq", verb, "m-42", *D, "--consumer", "ship", given="y\n"))
     assert line == "onefold: there is no failed message 'm-42' of consumer 'ship'"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from onefold._app.operator_actions import discard_fitting, discard_letters
-from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
+from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of, not_there
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, YES, actor_name, confirm
 from onefold._cli.output import print_json
 from onefold._cli.session import CommandSession, session
@@ -22,7 +22,6 @@ from onefold._inbox.redrive import Filter
 from onefold._kernel.audit import check_actor
 from onefold._kernel.effects import Flow
 from onefold._kernel.readable import write_count
-from onefold.errors import ConfigurationError
 
 #: Matches are counted up to this for the question.
 _COUNT_MAX: Final = 10_000
@@ -74,7 +73,7 @@ def _confirm_ids(db: CommandSession, consumer: str, ids: tuple[str, ...], *, for
     """Ask before these are deleted; not where none is dead. Raises ConfigurationError: there is none of them."""
     kept = db.run(list_summaries(db.dialect, Filter(consumer=consumer, ids=ids), state=None, limit=len(ids)))
     if not kept:
-        raise _not_there(consumer, *ids)
+        raise not_there(*ids, consumer=consumer)
     count = sum(force or each.state == "dead" for each in kept)
     if count:
         confirm(f"Delete {write_count(count, 'failed message')} of {consumer} for good?", yes=yes)
@@ -88,10 +87,6 @@ def _confirm_matches(db: CommandSession, chosen: Filter, *, yes: bool) -> None:
     if count:
         number = "all matching dead letters" if count == _COUNT_MAX else write_count(count, "dead letter")
         confirm(f"Delete {number} of {chosen.consumer} for good?", yes=yes)
-
-
-def _not_there(consumer: str, *ids: str) -> ConfigurationError:
-    return ConfigurationError(f"there is no failed message {' or '.join(map(repr, ids))} of consumer {consumer!r}")
 
 
 def _print_discarded(consumer: str, count: int, requested: int | None, *, as_json: bool) -> None:
@@ -154,7 +149,7 @@ def _move(
     with session(database) as db:
         owner = consumer_of(db, consumer)
         if db.run(find_failed(db.dialect, owner, message_id)) is None:
-            raise _not_there(owner, message_id)
+            raise not_there(message_id, consumer=owner)
         confirm(question.format(id=message_id, consumer=owner), yes=yes)
         db.run(verb(db.dialect, owner, message_id, actor=actor_name(actor), why=why))
     if as_json:

@@ -16,6 +16,12 @@ SINCE = typer.Option(
 UNTIL = typer.Option("--until", help="Only those that died before this time.")
 
 
+def not_there(*ids: str, consumer: str) -> ConfigurationError:
+    """No failed message has any of these ids. Without a consumer, in none of them."""
+    owner = f" of consumer {consumer!r}" if consumer else ""
+    return ConfigurationError(f"there is no failed message {' or '.join(map(repr, ids))}{owner}")
+
+
 def consumer_of(session: CommandSession, name: str) -> str:
     """The named consumer, or the only one that has failed messages."""
     if name:

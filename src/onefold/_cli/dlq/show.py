@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from onefold._app.operator_actions import find_message_work
-from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL
+from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, not_there
 from onefold._cli.options import DATABASE, JSON, TOPIC
 from onefold._cli.output import echo_stderr, print_json, print_table
 from onefold._cli.seen_consumers import explain_unseen
@@ -147,9 +147,7 @@ def _find(db: CommandSession, message_id: str, consumer: str) -> tuple[str, Fail
         if (failed_message := db.run(find_failed(db.dialect, name, message_id))) is not None
     ]
     if not matches:
-        raise ConfigurationError(
-            f"there is no failed message {message_id!r}" + (f" of {consumer!r}" if consumer else "")
-        )
+        raise not_there(message_id, consumer=consumer)
     if len(matches) > 1:
         owners = ", ".join(name for name, _ in matches)
         raise ConfigurationError(
@@ -192,12 +190,11 @@ def _data(failed_message: FailedMessage) -> dict[str, Any]:
 
 def _explain_work(work: WorkView) -> str:
     """What is recorded of the message's steps, and what that means for its next attempt."""
-    recorded = f"{work.steps} step is" if work.steps == 1 else f"{work.steps} steps are"
-    line = f"{recorded} recorded (work {work.id})"
+    line = f"{write_count(work.steps, 'step is', 'steps are')} recorded (work {work.id})"
     show, release = f"`onefold keys show {work.id}`", f"`onefold keys release {work.id}` to begin from the start"
     if work.state == "running":
         return f"{line}, and a process is handling the message; see {show}"
-    if work.state == "parked" or work.started:
+    if work.waits_for_person:
         problem = work.reason or "outcome unknown"
         return (
             f"{line}, and wait for a person: {problem}; see {show}, then `onefold keys resume {work.id}`, or {release}"
