@@ -84,6 +84,7 @@ def test_an_entry_opens_for_no_other_key_database_secret_or_time(record: Record)
         (URL, {}, "secret"),
         (URL, {"secret": b"short"}, "5 bytes.* must be 32 bytes or more"),
         (URL, {"secret": "s" * 32}, "a str"),
+        (URL, {"secret": 32}, "is an int: it must be 32 bytes or more"),
         (URL, {"secret": SECRET, "namespace": ""}, "namespace=''.*one name for one database"),
         (URL, {"secret": SECRET, "namespace": None}, "namespace=None"),
         (URL, {"secret": SECRET, "ttl_s": 0}, "ttl_s"),

@@ -38,7 +38,9 @@ def test_endpoints_are_added_listed_disabled_enabled_and_removed(shop: Shop) -> 
 
 def test_an_endpoint_that_cannot_be_one_is_refused(shop: Shop) -> None:
     answer = shop.onefold("endpoints", "add", "acme", "ftp://acme.example", "-t", "order.paid", *D)
-    assert "must be an http(s) URL" in one_line(answer)
+    assert "must be an http(s) URL with a host and without a user or password: ftp://" in one_line(answer)
+    answer = shop.onefold("endpoints", "add", "acme", "acme.example", "-t", "order.paid", *D)
+    assert one_line(answer).endswith("without a user or password; this one has no scheme")
     # In the place of the name.
     answer = shop.onefold("endpoints", "add", "https://acme.example/T0/pa55", "acme", "-t", "order.paid", *D)
     assert "endpoint 'https://acme.example' must be" in one_line(answer)

@@ -19,7 +19,8 @@ from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
 from onefold import AsyncOnefold, Onefold, single_principal
-from onefold.errors import ConfigurationError
+from onefold._http.conditional import tag_of
+from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.fastapi import Condition, Tx
 from onefold.flask import current_condition, current_transaction
 from onefold.policies import content_tag
@@ -322,6 +323,11 @@ def test_a_row_without_a_tag_is_not_shown_by_the_answer_that_says_so(threads: On
     answer = app.test_client().get("/orders/o1")
     assert (answer.status_code, "planted" in answer.text) == (500, False)
     assert says in answer.get_json()["detail"]
+
+
+def test_what_is_no_row_is_called_by_its_type() -> None:
+    with pytest.raises(ProgrammerError, match="cannot be found in an int "):
+        tag_of("version", 7, "GET /orders")
 
 
 async def test_the_body_of_a_refusal_is_no_row_in_fastapi(once: AsyncOnefold) -> None:

@@ -21,7 +21,7 @@ from onefold._caches.question_deadline import QuestionDeadline
 from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, CacheQuestion, Look, Maybe
 from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_entry, write_entry
 from onefold._idempotency.model import Record
-from onefold._kernel.arguments import named_settings, show
+from onefold._kernel.arguments import name_type, named_settings, show
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.extras import missing_extra
@@ -94,7 +94,7 @@ class RedisCache:
         _check_url(self.url)
         given: object = self.secret
         if not isinstance(given, bytes) or len(given) < _SECRET_BYTES_MIN:
-            what = f"{len(given)} bytes" if isinstance(given, bytes) else f"a {type(given).__qualname__}"
+            what = f"{len(given)} bytes" if isinstance(given, bytes) else name_type(given)
             raise ConfigurationError(
                 f"RedisCache(secret=...) is {what}: it must be {_SECRET_BYTES_MIN} bytes or more (os.urandom(32), kept "
                 "where your other secrets are, the same in all processes): an answer on the server is believed by it"

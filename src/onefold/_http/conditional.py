@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onefold._http.condition_errors import ConditionFailed, ConditionMissing
 from onefold._http.etags import EntityTag, Preconditions, judge, make_tag, read_preconditions, read_tag
 from onefold._http.request import Headers, Request
+from onefold._kernel.arguments import name_type
 from onefold._kernel.executors import is_async
 from onefold._kernel.inside_calls import PendingCall
 from onefold.errors import CallerError, ConfigurationError, OnefoldError, ProgrammerError
@@ -250,7 +251,7 @@ def tag_of(etag: Etag, value: Any, whose: str) -> EntityTag:
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise ProgrammerError(
             # Without the row, and without what a function says of it: the caller reads this.
-            f"{whose}: etag={etag!r} cannot be found in a {type(value).__qualname__} ({type(error).__name__}). It is "
+            f"{whose}: etag={etag!r} cannot be found in {name_type(value)} ({type(error).__name__}). It is "
             "asked about the row that is locked, and about what the handler returns: return the row, or call "
             "condition.tag(row)"
         ) from error

@@ -164,10 +164,8 @@ def check_url(what: str, url: str) -> str:
     except ValueError:  # of brackets, or of the port
         usable = False
     if not usable or parts.username is not None:
-        shown = redact(url) if "://" in url else "one without a scheme"
-        raise ConfigurationError(
-            f"{what} must be an http(s) URL with a host and without a user or password: {shown} is not"
-        )
+        found = f": {redact(url)} is not" if "://" in url else "; this one has no scheme"
+        raise ConfigurationError(f"{what} must be an http(s) URL with a host and without a user or password{found}")
     return url
 
 

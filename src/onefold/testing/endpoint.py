@@ -100,7 +100,7 @@ def assert_idempotent(
     sender = _TestSender(client, method, _checked_headers(headers))
     if inspect.iscoroutinefunction(count) and not sender.is_async:
         raise ConfigurationError(
-            f"count={count!r} is an `async def`, and a {type(client).__qualname__} awaits nothing: give a plain "
+            f"count={count!r} is an `async def`, and {name_type(client)} awaits nothing: give a plain "
             "function, or an httpx.AsyncClient as the client"
         )
     played = _PlayedContract(sender, once, _path_maker(path), make_json, other_json, count, racers)
