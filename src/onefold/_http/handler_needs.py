@@ -69,7 +69,8 @@ def refuse_bare_sessions(signature: inspect.Signature, name: str) -> inspect.Sig
     for each in signature.parameters.values():
         parameter = _read(each)
         mistake = _describe_bare_session(parameter, f"the parameter {parameter.name!r} of {name}")
-        parameters.append(each.replace(annotation=Annotated[each.annotation, _BareSession(mistake)]) if mistake else each)
+        annotation = Annotated[each.annotation, _BareSession(mistake)] if mistake else each.annotation
+        parameters.append(each.replace(annotation=annotation))
     return signature.replace(parameters=parameters)
 
 
@@ -78,7 +79,7 @@ class _BareSession:
     """Noted beside the type of a session that FastAPI cannot give, and a decorator around the handler perhaps does.
 
     Which of the two it will be is not known where the handler is marked. FastAPI shows it: when the route is declared
-    it makes a field of each parameter. `install()` would be too late, because a route that FastAPI refuses is not there.
+    it makes a field of each parameter. `install()` would be too late: a route that FastAPI has refused is not there.
     """
 
     mistake: str
