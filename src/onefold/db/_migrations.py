@@ -81,8 +81,10 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
         await Batch((Boundary.BEGIN, *_to_statements(dialect, _LOCK[dialect])))
         missing = _missing(migrations, await _fetch_applied(dialect))
         items: list[BatchItem] = []
-        if missing and not _is_there(await _look(dialect), to_write=True):
-            items += _to_statements(dialect, [_CREATE[dialect]])
+        if missing:
+            found = await _look(dialect)
+            _check_owner(found, to_write=True)
+            items += [] if found else _to_statements(dialect, [_CREATE[dialect]])
         items += _to_statements(dialect, _texts_of(dialect, missing, migrations))
         await Batch((*items, Boundary.COMMIT))
         return missing
@@ -128,10 +130,11 @@ def read_applied(
     """What is applied, read on a connection in a transaction of another tool that applies what is missing. None:
     nothing ever was."""
     found = fetch(_QUALIFY[dialect](_EXISTS[dialect]))
-    if not _is_there(found, to_write=False):
+    _check_owner(found, to_write=False)
+    if not found:
         return None
     applied = {row[0] for row in fetch(_APPLIED)}
-    _is_there(found, to_write=bool(_missing(migrations, applied)))
+    _check_owner(found, to_write=bool(_missing(migrations, applied)))
     return applied
 
 
@@ -158,8 +161,8 @@ async def _look(dialect: str) -> Sequence[Sequence[Any]]:
     return await Fetch(*_to_statements(dialect, [_EXISTS[dialect]]))
 
 
-def _is_there(found: Sequence[Sequence[Any]], *, to_write: bool) -> bool:
-    """Whether _EXISTS found the table. Raises ConfigurationError where code of a stranger's would run."""
+def _check_owner(found: Sequence[Sequence[Any]], *, to_write: bool) -> None:
+    """Refuse the table that _EXISTS found, if using it would run code of a stranger's."""
     for stranger, is_run_by_reading in found:
         if stranger and (to_write or is_run_by_reading):
             raise ConfigurationError(
@@ -167,11 +170,12 @@ def _is_there(found: Sequence[Sequence[Any]], *, to_write: bool) -> bool:
                 f"that migrates. If {stranger!r} made onefold's tables, migrate as that role; if not, drop what it "
                 "made, or put onefold's tables into a schema where no stranger may create (`onefold docs postgres`)"
             )
-    return bool(found)
 
 
 async def _fetch_applied(dialect: str) -> set[int]:
-    if not _is_there(await _look(dialect), to_write=False):
+    found = await _look(dialect)
+    _check_owner(found, to_write=False)
+    if not found:
         return set()
     return {version for (version,) in await Fetch(Statement(_APPLIED))}
 
