@@ -449,3 +449,42 @@ def test_a_relative_path_names_the_same_file_wherever_the_process_goes(
     database.close()
     assert list(Path().iterdir()) == []
     assert (tmp_path / name).stat().st_size
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_path_names_the_file_that_the_operating_system_finds(
+    is_relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`current/..` is not the directory that `current` is in where that is a link to a release: cut out of the text, it
+    named another file, without the keys, and what had happened happened again."""
+    for folder in ("releases/42", "shared", "releases/shared"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "current").symlink_to("releases/42")
+    monkeypatch.chdir(tmp_path)
+    name = "current/../shared/app.db"
+    database = SqliteDatabase(name if is_relative else tmp_path / name)
+    monkeypatch.chdir(tmp_path / "shared")
+    database.acquire().release()
+    database.close()
+    assert list(tmp_path.rglob("app.db")) == [tmp_path / "releases/shared/app.db"]
+
+
+def test_the_directory_that_is_missing_is_named_as_it_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "releases/42").mkdir(parents=True)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "current").symlink_to("releases/42")
+    with pytest.raises(StoreUnavailable, match="there is no directory '.*/current/../shared'"):
+        SqliteDatabase(tmp_path / "current/../shared/app.db").acquire()
+
+
+def test_a_whole_path_is_used_also_where_the_working_directory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "releases/41").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "releases/41")
+    (tmp_path / "releases/41").rmdir()
+    database = SqliteDatabase(tmp_path / "app.db")
+    database.acquire().release()
+    database.close()
+    with pytest.raises(StoreUnavailable, match="there is no directory"):
+        SqliteDatabase(tmp_path / "no/app.db").acquire()

@@ -48,7 +48,7 @@ def error_for(error: Exception, where: str = "SQLite", opening: str | None = Non
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     kind = CODES.get(code) or CODES.get(code & 0xFF) or StatementRefused
     if opening is not None and code & 0xFF == sqlite3.SQLITE_CANTOPEN:
-        text += _why(os.path.abspath(opening))
+        text += _why(opening)
     return kind(f"{where}: {text}")
 
 
