@@ -473,7 +473,7 @@ def test_the_directory_that_is_missing_is_named_as_it_was_looked_for(tmp_path: P
     (tmp_path / "releases/42").mkdir(parents=True)
     (tmp_path / "shared").mkdir()
     (tmp_path / "current").symlink_to("releases/42")
-    with pytest.raises(StoreUnavailable, match="there is no directory '.*/current/../shared'"):
+    with pytest.raises(StoreUnavailable, match=r"there is no directory '.*/current/\.\./shared'"):
         SqliteDatabase(tmp_path / "current/../shared/app.db").acquire()
 
 
