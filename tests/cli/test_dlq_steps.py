@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from onefold import StepOptions
+from onefold import Message, StepOptions, Steps, Transaction
 from tests.cli.commands import one_line, onefold, told
 from tests.steps.message_stage import Stage, message, stage_at
 from tests.steps.places import create_tables, place_at
@@ -40,6 +41,69 @@ def test_a_dead_letter_in_steps_says_what_is_recorded_and_that_a_redrive_goes_on
     onefold("keys", "release", work, "--yes", "-d", stage.place.address)
     assert told(onefold(*shown, "--json"))["work"] is None
     assert "recorded" not in onefold(*shown).stdout
+
+
+def test_a_released_work_asks_the_called_service_under_the_same_key_and_what_is_shown_says_so(stage: Stage) -> None:
+    """The service has stored its refusal under that key: to begin from the start does not get around it."""
+    stage.during = fail
+    stage.deliver()
+    [listed] = told(onefold("keys", "list", "-d", stage.place.address, "--json"))
+    found = told(onefold("keys", "show", listed["id"], "-d", stage.place.address, "--json"))
+    assert f"release it first: `onefold keys release {listed['id']}`. Its calls keep their keys: " in found["way_out"]
+    assert "a refusal that the called service has stored under one comes again" in found["way_out"]
+    onefold("keys", "release", listed["id"], "--yes", "-d", stage.place.address)
+    onefold("dlq", "redrive", "m1", "-d", stage.place.address)
+    stage.run_due()
+    assert len(stage.charges) == 2
+    assert len({key for _, key in stage.charges}) == 1
+
+
+def test_a_try_that_a_phase_has_numbered_has_another_key_after_a_release_and_not_before(sqlite_path: Path) -> None:
+    create_tables(str(sqlite_path))
+    keys: list[str] = []
+    tries = iter((1, 2, 3))
+
+    def begin_try(tx: Transaction[Any]) -> int:
+        return next(tries)
+
+    def charge(key: str) -> None:
+        keys.append(key)
+        fail()
+
+    with place_at(str(sqlite_path)) as place, stage_at(place, asynchronous=False, attempts=1) as stage:
+
+        @stage.once.consumer("paying", topic="ride.wanted", attempts=1)  # type: ignore[untyped-decorator]
+        def pay(given: Message, work: Steps) -> None:
+            number = work.phase("begin", begin_try)
+            work.call(f"charge:{number}", charge, work.derive(f"charge:{number}"))
+
+        stage.inbox = stage.another("paying")
+        stage.deliver()
+        onefold("dlq", "redrive", "m1", "-d", place.address)
+        stage.run_due()
+        [listed] = told(onefold("keys", "list", "-d", place.address, "--json"))
+        onefold("keys", "release", listed["id"], "--yes", "-d", place.address)
+        onefold("dlq", "redrive", "m1", "-d", place.address)
+        stage.run_due()
+    assert [keys.index(key) for key in keys] == [0, 0, 2]
+
+
+def test_a_dead_letter_of_whose_steps_nothing_is_recorded_begins_from_the_start_when_it_is_redriven(
+    sqlite_path: Path,
+) -> None:
+    create_tables(str(sqlite_path))
+    with place_at(str(sqlite_path)) as place, stage_at(place, asynchronous=False, attempts=1) as stage:
+
+        @stage.once.consumer("calling", topic="ride.wanted", attempts=1)  # type: ignore[untyped-decorator]
+        def call(given: Message, work: Steps) -> None:
+            work.call("charge", fail)
+
+        stage.hand(inbox=stage.another("calling"))
+        [listed] = told(onefold("keys", "list", "-d", place.address, "--json"))
+        shown = onefold("dlq", "show", "m1", "-d", place.address).stdout
+    assert f"nothing is recorded of its steps (work {listed['id']}): a redrive begins from the start; see" in shown
+    assert "goes on behind" not in shown
+    assert "release" not in shown
 
 
 def test_a_dead_letter_whose_call_has_an_unknown_outcome_says_that_a_person_resumes_it(stage: Stage) -> None:

@@ -185,7 +185,7 @@ def release_command(
         confirm(
             harmless(
                 f"{work.operation}, begun {_age(work)} ago. Done, or begun, so far: {done}.\nA retry does all of that "
-                f"again. Forget {work.id}?"
+                f"again, its calls under the same keys. Forget {work.id}?"
             ),
             yes=yes,
         )

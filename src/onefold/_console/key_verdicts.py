@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from onefold._idempotency.stored_keys import KeyHolder, KeyView
 from onefold._kernel.audit import AuditLine
@@ -67,6 +67,13 @@ def judge_key(
             key=elsewhere,
         )
     return _judge_absent(keys, route, erased)
+
+
+#: A key of a call is derived from the message and the step, and neither changes with an attempt or a release.
+_KEYS_STAY: Final = (
+    "Its calls keep their keys: a refusal that the called service has stored under one comes again, until it is erased "
+    "there, or the handler takes it as the result of the step."
+)
 
 
 def _judge_done(done: KeyView) -> KeyVerdict:
@@ -165,7 +172,7 @@ def _judge_message_work(work: WorkView, counts: str) -> KeyVerdict:
                 what=f"The message is handled in recorded steps, and is parked: {work.reason} ({counts})",
                 gets="It is a dead letter: redriven as it is, it is dead again.",
                 way_out=f"Find out what happened, then `onefold keys resume {work.id}`, which redrives it; or `onefold "
-                f"keys release {work.id}`: `onefold dlq redrive` then begins from the start.",
+                f"keys release {work.id}`: `onefold dlq redrive` then begins from the start. {_KEYS_STAY}",
             )
         case "running":
             ends = age(max(0, work.lease_ends_ms - work.now_ms) / 1000)
@@ -187,17 +194,21 @@ def _judge_message_work(work: WorkView, counts: str) -> KeyVerdict:
                 gets="Its next attempt makes it a dead letter, because the outcome of a call is unknown.",
                 way_out=f"Find out whether the call was made, then `onefold keys resume {work.id}`: a dead letter is "
                 "redriven by that, a message that waits goes on when it is due. To begin from the start, release it: "
-                f"`onefold keys release {work.id}`.",
+                f"`onefold keys release {work.id}`. {_KEYS_STAY}",
             )
         case "left":
+            gets, first = "Its next attempt begins from the start: nothing is recorded.", ""
+            if work.steps:
+                gets = "Its next attempt goes on behind the recorded steps."
+                first = f"To begin from the start, release it first: `onefold keys release {work.id}`. "
             return KeyVerdict(
                 state="Left unfinished",
                 tone="warn",
                 what="The message is handled in recorded steps, and its last attempt has ended before the handler was "
                 f"done ({counts}).",
-                gets="Its next attempt goes on behind the recorded steps.",
+                gets=gets,
                 way_out="A message that waits is tried again by itself; a dead letter is tried again by `onefold dlq "
-                f"redrive`. To begin from the start, release it first: `onefold keys release {work.id}`.",
+                f"redrive`. {first}{_KEYS_STAY}",
             )
 
 

@@ -190,7 +190,8 @@ def _data(failed_message: FailedMessage) -> dict[str, Any]:
 
 def _explain_work(work: WorkView) -> str:
     """What is recorded of the message's steps, and what that means for its next attempt."""
-    line = f"{write_count(work.steps, 'step is', 'steps are')} recorded (work {work.id})"
+    recorded = f"{write_count(work.steps, 'step is', 'steps are')} recorded"
+    line = f"{recorded if work.steps else 'nothing is recorded of its steps'} (work {work.id})"
     show, release = f"`onefold keys show {work.id}`", f"`onefold keys release {work.id}` to begin from the start"
     if work.state == "running":
         return f"{line}, and a process is handling the message; see {show}"
@@ -199,6 +200,8 @@ def _explain_work(work: WorkView) -> str:
         return (
             f"{line}, and wait for a person: {problem}; see {show}, then `onefold keys resume {work.id}`, or {release}"
         )
+    if not work.steps:
+        return f"{line}: a redrive begins from the start; see {show}"
     return f"{line}: a redrive goes on behind them; see {show}, or {release}"
 
 
