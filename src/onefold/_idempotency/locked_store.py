@@ -20,7 +20,7 @@ the record. A connection lost during COMMIT is neither, so the outcome is looked
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
@@ -259,7 +259,7 @@ class LockedStore:
             await Batch((Boundary.ROLLBACK,))
         return claim
 
-    async def _judge_again(self, ask: Ask, run: Run, begin: Sequence[BatchItem]) -> Claim:
+    async def _judge_again(self, ask: Ask, run: Run, begin: tuple[BatchItem, ...]) -> Claim:
         """Another payload holds the key; or the same one did, in a transaction that is ending. A server releases the
         locks of a transaction one by one, and may stop in between: only what lasts is believed."""
         for pause_s in MISMATCH_PAUSES_S:
