@@ -8,9 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from book.files import README
+from book.files import README, ROOT
 from book.tables import code, write_table
-from onefold import AsyncOnefold
+from onefold import AsyncOnefold, Message
+from onefold._inbox.consumer import Consumer
+from onefold._worker.relay_loop import Relay
+from onefold._worker.worker_settings import ConsumerSettings, RelaySettings
 from onefold.clients import Backoff, BreakerConfig, BudgetConfig, LimiterConfig, RetryPolicy
 from onefold.errors import OnefoldError
 from onefold.policies import Policy, Quota
@@ -59,6 +62,13 @@ _APPLICATION: Final = {
 }
 
 
+#: Of consumers and relays: where they are written, and the page whose table says what each is for.
+_CONSUMER: Final = "In `@once.consumer(name, topic=..., ...)`: [consumers](../consumers.md#settings)."
+_RELAY: Final = (
+    "In `once.relaying(...)` and `once.relay(...)`; `onefold relay` has options: [events](../events.md#relay)."
+)
+
+
 def list_undescribed() -> list[str]:
     """Arguments of an application that neither the page nor the constructor says anything about."""
     said = inspect.getdoc(AsyncOnefold.__init__) or ""
@@ -82,6 +92,15 @@ def make_page() -> str:
     ]
     text += write_table(["setting", "default", "meaning"], rows)
     text += f"{inspect.getdoc(AsyncOnefold.__init__)}\n\n"
+    for title, where, page, rows_of in (
+        ("a consumer", _CONSUMER, "consumers", list_consumer_settings()),
+        ("a relay", _RELAY, "events", list_relay_settings()),
+    ):
+        meanings = read_meanings(page)
+        text += f"## Of {title}\n\n{where}\n\n" + write_table(
+            ["setting", "default", "range", "meaning"],
+            ((code(name), code(default), shown, meanings.get(name, "")) for name, default, shown in rows_of),
+        )
     for kind, where in _VALUES:
         text += f"## {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n{where}\n\n"
         text += write_table(
@@ -89,6 +108,35 @@ def make_page() -> str:
             ((code(name), code(default), shown) for name, default, shown in _list_fields(kind)),
         )
     return text
+
+
+def list_consumer_settings() -> list[tuple[str, str, str]]:
+    """Name, default and range of all that `@once.consumer(...)` takes beside the name and the topics."""
+    taken = {"order", *ConsumerSettings.__annotations__}
+    given = {"name": "any", "topics": ("any",), "handler": _ignore}
+    return [row for row in _list_fields(Consumer, **given) if row[0] in taken]
+
+
+def list_relay_settings() -> list[tuple[str, str, str]]:
+    """Name, default and range of all that `once.relaying(...)` takes."""
+    return [row for row in _list_fields(Relay, database=None, broker=None) if row[0] in RelaySettings.__annotations__]
+
+
+def read_meanings(page: str) -> dict[str, str]:
+    """What a page of docs/ says of each setting, in the last cells of the table that has settings."""
+    return {name: cells[-1] for name, cells in read_table(page).items()}
+
+
+def read_table(page: str) -> dict[str, list[str]]:
+    """The lines of the table of settings of a page of docs/, by the setting, without it."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"^\| setting.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+    return {name.strip("`"): cells for name, *cells in lines}
+
+
+def _ignore(message: Message) -> None:
+    """A handler, for a consumer that is made to be refused."""
 
 
 def _anyone() -> str:
@@ -119,15 +167,20 @@ def _show(default: object) -> str:
     return shown if len(shown) < 60 else shown.partition("(")[0] + "(...)"
 
 
-def find_range(kind: Any, name: str, **required: object) -> str:
+#: As messages have them; one that is large is 3.16e+07 there.
+_NUMBER: Final = r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
+
+
+def find_range(kind: Any, name: str, /, **required: object) -> str:
     """As the error says it that a value far out of range gets; nothing where a setting is no number."""
     for low in (-(10**15), -1e15):
         try:
             kind(**{**required, name: low})
         except OnefoldError as error:
-            said = re.search(rf"{name}=\S+ .*?(?:from|choose) ([\d.]+)(?: to ([\d.]+))?", str(error))
+            said = re.search(rf"{name}=\S+ .*?(?:from|choose) ({_NUMBER})(?: to ({_NUMBER}))?", str(error))
             if said is not None:
-                return f"{said[1]} to {said[2].rstrip('.')}" if said[2] else f"from {said[1]}"
+                least, most = (shown and f"{float(shown):.15g}" for shown in said.groups())
+                return f"{least} to {most}" if most else f"from {least}"
         except (TypeError, AttributeError):
             return ""
     return ""

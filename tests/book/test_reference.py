@@ -11,9 +11,11 @@ from typing import get_args
 import psycopg
 
 from book import cli_page, problem_pages, settings_page, tables_page, telemetry_page
-from book.files import PROBLEMS
-from onefold import Onefold
+from book.files import PROBLEMS, ROOT
+from onefold import Message, Onefold
 from onefold._app.migrations import migrate_embedded
+from onefold._inbox.consumer import Consumer
+from onefold._worker.worker_settings import ConsumerSettings, RelaySettings
 from onefold.policies import Policy, Quota
 from onefold.telemetry import Event
 
@@ -53,6 +55,47 @@ def test_settings_have_the_ranges_that_are_checked() -> None:
     assert (
         "| `retention_s` | `86400.0` | 1 to 31622400 | how long an answer is remembered |" in settings_page.make_page()
     )
+
+
+def test_the_tables_of_consumers_and_relays_have_every_setting_with_its_default_and_range() -> None:
+    """Those of the pages, which are in the wheel; the generated page has the meanings from them."""
+    made = settings_page.make_page()
+    for page, listed, taken in (
+        ("consumers", settings_page.list_consumer_settings(), {"order", *ConsumerSettings.__annotations__}),
+        ("events", settings_page.list_relay_settings(), set(RelaySettings.__annotations__)),
+    ):
+        table = settings_page.read_table(page)
+        assert table.keys() == {name for name, *_ in listed} == taken
+        for name, default, shown in listed:
+            *_, given, checked, meaning = table[name]
+            assert (given.replace('"', "'"), checked) == (f"`{default}`", shown), name
+            assert f"| `{name}` | `{default}` | {shown} | {meaning} |" in made
+    assert "| `keep_published_s` | `0.0` | 0 to 31622400 |" in made, "a large number is written in full"
+
+
+def test_how_long_attempts_last_is_as_the_page_of_consumers_says() -> None:
+    text = (ROOT / "docs" / "consumers.md").read_text()
+    rows = re.findall(r"^\| (\d+)(?: \(default\))? \| (\d+) to (\d+) minutes \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    shown = {int(attempts): (int(least), int(most)) for attempts, least, most in rows}
+    for attempts, minutes in shown.items():
+        consumer = Consumer(name="any", topics=("any",), handler=_ignore, attempts=attempts)
+        assert minutes == (_total_minutes(consumer, 0.0), _total_minutes(consumer, 1.0))
+    assert Consumer(name="any", topics=("any",), handler=_ignore).attempts == 15
+    assert "| 15 (default) |" in text
+    hour = min(attempts for attempts, (least, _) in shown.items() if least >= 60)
+    assert f"For an outage of an hour choose {hour} or more" in text
+    assert f"attempts={hour}," in (ROOT / "docs" / "production.md").read_text()
+
+
+def _total_minutes(consumer: Consumer, chance: float) -> int:
+    """All its pauses together."""
+    pauses_s = (consumer.backoff.pause_s(failed, draw=lambda: chance) for failed in range(1, consumer.attempts))
+    return round(sum(pauses_s) / 60)
+
+
+def _ignore(message: Message) -> None:
+    """A handler."""
 
 
 def test_every_event_is_on_the_page_of_telemetry() -> None:
