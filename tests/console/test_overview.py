@@ -25,7 +25,7 @@ from onefold._console.live import LiveStreams, write_fragment
 from onefold._console.pages.overview_page import look_at_outbox
 from onefold._console.plots import HEIGHT, SERIES_MAX, WIDTH, level, stack
 from onefold._inbox.pausing import pause
-from onefold._inbox.registry import leave, register
+from onefold._inbox.registry import note_ended, register
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.telemetry.client_events import RetryPlanned
@@ -170,7 +170,7 @@ async def test_a_consumer_for_which_messages_wait_and_none_runs_is_told(viewer: 
     await run_flow(once, lambda dialect: register(dialect, "far", "p-3", ["payments"]))
     await with_broker(once, _leave_one_waiting)
     assert "mailer orders 1 1 running" in text_of(await viewer.get("/overview"))
-    await run_flow(once, lambda dialect: leave(dialect, "mailer", "p-1"))
+    await run_flow(once, lambda dialect: note_ended(dialect, "mailer", "p-1"))
     page = text_of(await viewer.get("/overview"))
     assert re.search(r"Consumers .* mailer orders 1 0 messages wait, none runs last seen \S+ s ago", page)
     assert "far payments in its broker 1 running" in page

@@ -271,7 +271,7 @@ async def consumers(database: AsyncDatabase[Any]) -> None:
     await _batches(database)
     for process in ("a", "b"):
         await _run(database, registry.register("postgres", "strict", process, ["t"]))
-    await _run(database, registry.leave("postgres", "strict", "a"))
+    await _run(database, registry.note_ended("postgres", "strict", "a"))
     standing = registry.judge(await _run(database, registry.list_processes("postgres", "strict")))
     await _run(database, registry.forget("postgres", "strict", standing.outdated))
 

@@ -236,7 +236,7 @@ async def test_old_and_new_side_by_side_take_no_topic_from_each_other(place: Pla
     assert place.astray == []
 
 
-async def test_a_message_of_a_topic_that_only_the_other_process_has_is_left_to_that_one(
+async def test_a_message_of_a_topic_that_only_the_other_process_has_is_kept_for_that_one(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker hands it to either of them."""
@@ -270,7 +270,7 @@ async def test_what_only_the_new_release_has_waits_for_it_without_an_attempt(
         await until(lambda: place.handled == ["orders"])
         told = [record.getMessage() for record in caplog.records if "does not handle" in record.getMessage()]
         assert len(told) == 1
-        assert "it is left to that one" in told[0]
+        assert "it is kept for that one" in told[0]
     async with place.running("orders", "refunds"):
         await until(lambda: place.handled == ["orders", "refunds", "refunds"])
     assert place.astray == []
@@ -390,9 +390,9 @@ async def test_a_removal_that_was_cut_off_after_the_broker_s_part_can_be_finishe
     assert removed.handled == 1
 
 
-def member(process: str, *topics: str, started: int = 0, seen_s: float = 0.0, left: bool = False) -> RunningProcess:
+def member(process: str, *topics: str, started: int = 0, seen_s: float = 0.0, ended: bool = False) -> RunningProcess:
     return RunningProcess(
-        consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=seen_s, left=left
+        consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=seen_s, ended=ended
     )
 
 
@@ -401,10 +401,10 @@ def test_wanted_is_what_lives_or_was_started_last() -> None:
     assert judge([old, new]).wanted == {"a", "b", "c"}
     dead = replace(new, seen_s=ALIVE_S + 1)
     assert judge([old, dead]).wanted == {"a", "b", "c"}  # it crashed, and will come back
-    gone = replace(old, left=True)
+    gone = replace(old, ended=True)
     found = judge([gone, new])
     assert (set(found.wanted), set(found.former), found.outdated) == ({"a", "c"}, {"b"}, ())
-    ancient = replace(old, left=True, seen_s=FORMER_S + 1)
+    ancient = replace(old, ended=True, seen_s=FORMER_S + 1)
     assert judge([ancient, new]).outdated == ("old",)
     assert judge([replace(gone, topics=frozenset("a")), new]).outdated == ("old",)
     assert judge([]).wanted == frozenset()

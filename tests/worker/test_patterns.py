@@ -227,14 +227,14 @@ async def test_a_topic_that_was_seen_to_be_dropped_is_unsubscribed_all_the_same(
 
         first, old, new = process("orders", "refunds"), process("orders", "payments"), process("orders")
         await (await first.subscribe()).close()
-        await first.leave()
+        await first.end()
         await (await old.subscribe()).close()
         await (await new.subscribe()).close()  # refunds is former now
-        await old.leave()
+        await old.end()
         subscription = await broker.subscribe("billing", ["refunds"])
         await broker.publish([Message(id="1", source="shop", topic="refunds", data=b"{}")])
-        ours, left, dropped = await new.sift(await subscription.receive(1, 5.0))
-        assert (len(ours), len(left), len(dropped)) == (0, 0, 1)
+        ours, others, dropped = await new.sift(await subscription.receive(1, 5.0))
+        assert (len(ours), len(others), len(dropped)) == (0, 0, 1)
         await new.stay(asyncio.Event())
         [confirm] = await broker.publish([Message(id="2", source="shop", topic="payments", data=b"{}")])
         assert confirm is not None, "payments are still subscribed to"
@@ -254,15 +254,15 @@ async def send(place: Place, *topics: str) -> None:
     await place.manage(work)
 
 
-def member(process: str, *topics: str, started: int, left: bool = False) -> RunningProcess:
+def member(process: str, *topics: str, started: int, ended: bool = False) -> RunningProcess:
     return RunningProcess(
-        consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=0.0, left=left
+        consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=0.0, ended=ended
     )
 
 
 def test_what_was_wanted_and_is_no_longer_is_asked_of_patterns() -> None:
     narrowed = judge(
-        [member("old", "order.*", "paid.>", started=1, left=True), member("new", "order.placed", started=2)]
+        [member("old", "order.*", "paid.>", started=1, ended=True), member("new", "order.placed", started=2)]
     )
     assert not narrowed.drops("order.placed")
     assert not narrowed.drops("never")
@@ -270,6 +270,6 @@ def test_what_was_wanted_and_is_no_longer_is_asked_of_patterns() -> None:
     assert narrowed.drops("order.paid")
     assert narrowed.drops("paid.in.full")
     assert narrowed.outdated == ()
-    widened = judge([member("old", "order.placed", started=1, left=True), member("new", "order.*", started=2)])
+    widened = judge([member("old", "order.placed", started=1, ended=True), member("new", "order.*", started=2)])
     assert (set(widened.former), widened.outdated) == ({"order.placed"}, ("old",))
     assert not widened.drops("order.placed")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 import pytest
 
+from onefold import Depends
 from onefold._inbox.failed_messages import DEATHS_MAX
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
@@ -18,7 +20,7 @@ from onefold._worker import consumer_worker, failed_message_loop
 from onefold._worker.consumer_health import QUIET_S, ConsumerHealth
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConnectionLost, StoreError
-from onefold.telemetry import ConsumerPaused, ConsumerResumed, DeadLettered, Event, Failed, Handled
+from onefold.telemetry import ConsumerPaused, ConsumerResumed, DeadLettered, Event, Failed, Handled, Parked
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 
@@ -192,3 +194,34 @@ async def test_a_connection_that_is_lost_inside_a_handler_is_an_outage_unless_it
     # Once as a delivery, which is given back; then as a failed message that is started.
     assert calls == (2 if times == 1 else 1 + DEATHS_MAX)
     assert broker.acked == ["m1"]
+
+
+async def test_a_connection_that_is_lost_while_a_key_catches_up_is_counted(on_postgres: Backend) -> None:
+    """Version 2 was handled, and those behind it are run one by one: dependencies are opened for each."""
+    calls: list[int | None] = []
+    failing = True
+
+    async def handler(given: Message, tx: Transaction[Any], number: int) -> None:
+        calls.append(given.version)
+        if failing and given.version == 2:
+            raise RuntimeError("not yet")
+        if given.version == 3:
+            await tx.connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    async def number() -> AsyncIterator[int]:
+        yield 1
+
+    handler.__annotations__["number"] = Annotated[int, Depends(number)]
+
+    def transaction(executor: TaskExecutor[Any]) -> OwnedTransaction[Any]:
+        return OwnedTransaction(executor, on_postgres.outbox.new_buffer)
+
+    broker, listener = MemoryBroker(), on_postgres.events.append
+    broker.put(*(message(f"m{number}", key="k", version=number) for number in range(1, 5)))
+    consumer = on_postgres.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
+    runner = ConsumerRunner(on_postgres.database, broker, [consumer], transaction=transaction, listener=listener)
+    async with running(runner):
+        await until(lambda: sum(isinstance(event, Parked) for event in on_postgres.events) == 2)
+        failing = False
+        await until(lambda: any(isinstance(event, DeadLettered) for event in on_postgres.events))
+    assert calls.count(3) == DEATHS_MAX

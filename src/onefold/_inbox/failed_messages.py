@@ -8,7 +8,8 @@ are started one at a time: a process that dies with several at hand would make a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from onefold._inbox.catching_up import RUN_MAX
@@ -17,6 +18,7 @@ from onefold._inbox.delivery_reading import reread
 from onefold._inbox.handling import Inbox
 from onefold._inbox.handling_log import log_failure
 from onefold._inbox.message_identity import Identity
+from onefold._inbox.others_topics import dropped_problem
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stored_message import FailedMessage, StoredMessage, stored_from_row, stream_position
@@ -29,9 +31,11 @@ from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 
 DEATHS_MAX: Final = 3
-#: How often one `take` begins anew because it met topics that are left to others: each time one more at least.
+#: How often one `take` begins anew because it met topics of others: each time one more at least.
 TAKES_MAX: Final = 20
 LISTED_MAX: Final = 1000
+
+_log = logging.getLogger("onefold.consumer")
 
 _KILLER: Final = (
     f"it was being handled when a process, or its connection to the database, died, {DEATHS_MAX} times; its handler "
@@ -56,7 +60,7 @@ async def next_due(inbox: Inbox) -> float | None:
     """In how many seconds the next failed message is due; None: there is none. A read that locks nothing."""
 
     async def work() -> float | None:
-        rows = await Fetch(inbox.sql.next_due(inbox.consumer.name, inbox.left.as_json()))
+        rows = await Fetch(inbox.sql.next_due(inbox.consumer.name, inbox.others.as_json()))
         return float(rows[0][0]) / 1000 if rows else None
 
     return await with_connection(work)
@@ -74,12 +78,20 @@ async def take(
         for _ in range(TAKES_MAX):
             await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
             killed = await Fetch(sql.kill_suspects(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
-            rows = await Fetch(sql.take(consumer.name, lease_ms, limit, inbox.left.as_json(), suspects=suspects))
-            started = await inbox.left.sift(sql, [read_row(*row, consumer=consumer) for row in rows])
-            if started is not None:
+            rows = await Fetch(sql.take(consumer.name, lease_ms, limit, inbox.others.as_json(), suspects=suspects))
+            # As they were kept, not as they are read today: SQL knows no other topic to pass over.
+            ours, others, dropped = await inbox.others.sift_started(sql, [read_row(*row) for row in rows])
+            if not others:
                 await Batch((Boundary.COMMIT,))
-                return killed, started
-            await Batch((Boundary.ROLLBACK,))  # and once more, without those that are left to others
+                problem = dropped_problem(consumer.name)
+                refused = [replace(each, problem=problem) for each in dropped]
+                return killed, [*(_reread(consumer, each) for each in ours), *refused]
+            await Batch((Boundary.ROLLBACK,))  # and once more, without those of others
+        _log.warning(
+            "consumer %r met failed messages of other processes' topics %d times, each time of another topic; what is "
+            "due of its own is looked for again",
+            consumer.name, TAKES_MAX,
+        )  # fmt: skip
         return [], []
 
     killed, started = await with_connection(work)
@@ -99,7 +111,8 @@ async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
     async def work() -> list[Any]:
         return await Fetch(statement)
 
-    return _hold(inbox, [read_row(*row, consumer=inbox.consumer) for row in await with_connection(work)])
+    # Whose they are is not asked: a stream is of one topic, and `last`, which was ours, is of the same.
+    return _hold(inbox, [read_row(*row) for row in await with_connection(work)])
 
 
 async def list_failed(
@@ -156,12 +169,8 @@ async def measure_failed(dialect: str, consumer: str, count_max: int) -> tuple[i
     return await with_connection(work)
 
 
-def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
-    """What could not be read when it came is read again for its consumer, which may know more by now."""
+def read_row(*row: Any) -> FailedMessage:
     stored = stored_from_row(*row[:_CONTENT])
-    row_id = stored.id
-    if consumer is not None and stored.message is None:
-        stored = reread(consumer, stored)
     started, failed, history, state, reason, created_ms, due_in_ms, died_ms, redrive = row[_CONTENT:]
     return FailedMessage(
         id=stored.id,
@@ -170,7 +179,7 @@ def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
         message=stored.message,
         problem=stored.problem,
         origin=stored.origin,
-        row_id=row_id,
+        row_id=stored.id,
         state=state,
         reason=reason,
         started=started,
@@ -181,6 +190,14 @@ def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
         died_ms=died_ms,
         redrive=redrive,
     )
+
+
+def _reread(consumer: Consumer, failed_message: FailedMessage) -> FailedMessage:
+    """What could not be read when it came is read again for its consumer, which may know more by now."""
+    if failed_message.message is not None:
+        return failed_message
+    stored = reread(consumer, failed_message)
+    return replace(failed_message, id=stored.id, message=stored.message, problem=stored.problem, origin=stored.origin)
 
 
 def _hold(inbox: Inbox, failed_messages: list[FailedMessage]) -> list[FailedMessage]:

@@ -28,8 +28,8 @@ from onefold._inbox.handler_transaction import HandlerLostConnection, HandlerTra
 from onefold._inbox.handling_log import log_failure
 from onefold._inbox.in_hand import InHand, claim, is_ours, open_and_claim, skip_not_ours
 from onefold._inbox.keeping import begin_wait, dead_letter, keep_new, park
-from onefold._inbox.left_topics import LeftTopics
 from onefold._inbox.message_identity import identity_of
+from onefold._inbox.others_topics import OthersTopics
 from onefold._inbox.processing_trace import ProcessingTrace
 from onefold._inbox.renaming import rename
 from onefold._inbox.sql import STATEMENTS
@@ -92,9 +92,10 @@ class Inbox:
         listener: Listener | None = None,
         steps: StepsForMessages | None = None,
         tracer: Tracer | None = None,
+        others: OthersTopics | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`steps` is for handlers that work in recorded steps."""
+        """`steps` is for handlers that work in recorded steps, `others` what a worker knows of other processes."""
         self.consumer = consumer
         self.sql = STATEMENTS[dialect]
         #: Those that this process has started: see `in_hand.py`.
@@ -104,7 +105,7 @@ class Inbox:
         #: Those whose handler lost its connection. It may be what costs it: that they were started counts.
         self.suspects = InHand()
         #: What other processes of the consumer handle, and this one does not.
-        self.left = LeftTopics(consumer)
+        self.others = others or OthersTopics(consumer)
         #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
         self.behind = StreamsBehind()
         self._name = consumer.name
@@ -136,10 +137,11 @@ class Inbox:
             return await self._run_kept(stored, BEGINS_STREAM, tx)
         return self.report(await self._try(stored, tx))
 
-    async def leave(self, delivery: Delivery, _tx: OwnedTransaction[Any]) -> InboxEvent:
-        """Keep a delivery of a topic that only other processes have, for those; then the broker may forget it."""
-        stored = stored_from_delivery(delivery)
-        return self.report(await with_connection(lambda: self.left.leave(self.sql, stored)))
+    async def keep_for_others(self, deliveries: Sequence[Delivery]) -> list[InboxEvent]:
+        """Keep deliveries of topics that only other processes have, for those; then the broker may forget them."""
+        stored_messages = [stored_from_delivery(delivery) for delivery in deliveries]
+        events = await with_connection(lambda: self.others.keep(self.sql, stored_messages, self.lease_ms))
+        return [self.report(event) for event in events]
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: OwnedTransaction[Any]) -> list[InboxEvent] | None:
         """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
@@ -194,8 +196,8 @@ class Inbox:
             self.in_hand.drop([failed_message])
 
     def abandon(self, failed_messages: Iterable[FailedMessage], *, as_started: bool = False) -> None:
-        """These were interrupted: they are to be given back, as not started or as suspects."""
-        abandoned = list(failed_messages)
+        """These were interrupted: they are to be given back, as not started or as suspects. A suspect stays one."""
+        abandoned = [each for each in failed_messages if as_started or each.row_id not in self.suspects]
         self.in_hand.drop(abandoned)
         (self.suspects if as_started else self.unfinished).hold(abandoned)
 

@@ -7,8 +7,13 @@ first start on, also if that process dies; one that it has dropped goes with the
 is no longer wanted is `former`: it is unsubscribed, and what still comes of it is kept as dead letters. Topics may be
 patterns, which are kept and given up as they are written; a message is wanted if any of them matches.
 
+An outage of the database makes all processes look dead until their next beat, and one may be the first that finds the
+database again. So while a process cannot tell (it was not seen alive itself, or has been for less than `ALIVE_S`), it
+counts all as alive that did not say that they end: a topic is given up too late rather than too early, since what is
+given up makes dead letters.
+
 Which process gets a message is the broker's choice, which knows one set of topics for all of them. One that gets a
-message of a topic that only others have leaves it to those: see `left_topics.py`.
+message of a topic that only others have keeps it for those: see `others_topics.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.sql.registry import RegistryStatements
@@ -37,6 +42,10 @@ FORMER_S: Final = 30 * 86_400.0
 AT_ONCE: Final = 1000
 
 
+#: Whose a message is that this process has got. What is `dropped` no process has any longer.
+Whose: TypeAlias = Literal["ours", "others", "dropped"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningProcess:
     """One process of a consumer, running or not."""
@@ -47,11 +56,12 @@ class RunningProcess:
     started_ms: int
     seen_s: float
     """How many seconds ago it renewed its row."""
-    left: bool
+    ended: bool
+    """It has said so."""
 
     @property
     def alive(self) -> bool:
-        return not self.left and self.seen_s <= (EARLIER_S if self.process == EARLIER else ALIVE_S)
+        return not self.ended and self.seen_s <= (EARLIER_S if self.process == EARLIER else ALIVE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +82,39 @@ class Standing:
         """Whether messages of the topic were wanted, and are no longer."""
         return topic is not None and matches_any(self.former, topic) and not matches_any(self.wanted, topic)
 
+    def whose(self, topic: str | None, own: Sequence[str]) -> Whose:
+        """Whose a message of this topic is, for a process with the topics `own`: never dropped, if it has the topic.
+        What no process has asked for, as far as is known, is a binding or a queue that a person has made."""
+        if topic is None or matches_any(own, topic):
+            return "ours"
+        if self.wants(topic):
+            return "others"
+        return "dropped" if self.drops(topic) else "ours"
+
 
 NOTHING: Final = Standing(wanted=frozenset(), former=frozenset(), outdated=())
 
 
-def judge(processes: Sequence[RunningProcess]) -> Standing:
-    """What is wanted: the topics of those that are alive, and of the one that was started last."""
+def judge(processes: Sequence[RunningProcess], *, steady: bool = True) -> Standing:
+    """What is wanted: the topics of those that are alive, and of the one that was started last. Not `steady`: those
+    that look dead may be alive, if they have not ended."""
     if not processes:
         return NOTHING
     latest = max(processes, key=lambda each: (each.started_ms, each.process))
-    wanted = frozenset[str]().union(*(each.topics for each in processes if each.alive or each is latest))
+    living = [each for each in processes if each is latest or each.alive or not (steady or _is_gone(each))]
+    wanted = frozenset[str]().union(*(each.topics for each in living))
     former = frozenset[str]().union(*(each.topics for each in processes)) - wanted
     outdated = tuple(
         each.process
         for each in processes
-        if not (each.alive or each is latest) and (_covers(each.topics, wanted) or each.seen_s > FORMER_S)
+        if each not in living and (_covers(each.topics, wanted) or each.seen_s > FORMER_S)
     )
     return Standing(wanted=wanted, former=former, outdated=outdated)
+
+
+def _is_gone(process: RunningProcess) -> bool:
+    """It cannot be alive, however long the database was away: it has ended, or is one of those without a beat."""
+    return process.ended or (process.process == EARLIER and not process.alive)
 
 
 def _covers(topics: Collection[str], wanted: Collection[str]) -> bool:
@@ -100,9 +126,9 @@ async def register(dialect: str, consumer: str, process: str, topics: Collection
     await _write(STATEMENTS[dialect].registry.register(consumer, process, json.dumps(sorted(topics))))
 
 
-async def leave(dialect: str, consumer: str, process: str) -> None:
-    """It has ended."""
-    await _write(STATEMENTS[dialect].registry.leave(consumer, process))
+async def note_ended(dialect: str, consumer: str, process: str) -> None:
+    """This process has ended, or is about to."""
+    await _write(STATEMENTS[dialect].registry.note_ended(consumer, process))
 
 
 async def forget(dialect: str, consumer: str, processes: Sequence[str]) -> None:
@@ -126,9 +152,9 @@ async def fetch_processes(sql: RegistryStatements, consumer: str | None) -> list
             topics=frozenset(json.loads(topics)),
             started_ms=started_ms,
             seen_s=-in_ms / 1000,
-            left=bool(left),
+            ended=bool(ended),
         )
-        for name, process, topics, started_ms, in_ms, left in await Fetch(sql.processes(consumer))
+        for name, process, topics, started_ms, in_ms, ended in await Fetch(sql.processes(consumer))
     ]
 
 

@@ -197,7 +197,8 @@ def write_identities(stored_messages: Sequence[StoredMessage]) -> str:
 
 
 def topic_sent_to(received: Delivery | StoredMessage) -> str | None:
-    """The topic that it was sent to, as far as that is known."""
+    """The topic that it was sent to, as far as that is known. `sent_to` in `sql/` says the same of a row, and must: a
+    topic of others that only one of them knows would be met again and again."""
     return received.origin.topic or (None if received.message is None else received.message.topic)
 
 

@@ -100,7 +100,7 @@ STEPS: Final = Instrument(
 MESSAGES: Final = Instrument(
     name="onefold.messages", kind="counter", unit="{message}", labels=("consumer", "topic", "outcome"),
     help="Messages by outcome: handled, duplicate, dropped (older than the latest), parked (a gap before it, or "
-    "left to a process that has its topic), failed (tried again), dead",
+    "kept for a process that has its topic), failed (tried again), dead",
 )  # fmt: skip
 MESSAGE_DURATION: Final = Instrument(
     name="onefold.message.duration", kind="histogram", unit="s", labels=("consumer",),
@@ -112,7 +112,8 @@ REDRIVES: Final = Instrument(
 )  # fmt: skip
 FAILED_MESSAGES: Final = Instrument(
     name="onefold.failed_messages", kind="gauge", unit="{message}", labels=("consumer", "state"),
-    help="Failed messages now: waiting for an attempt, parked behind a gap, dead. At most 10,000 are counted",
+    help="Failed messages now: waiting (for an attempt, or for a process that has their topic), parked behind a gap, "
+    "dead. At most 10,000 are counted",
 )  # fmt: skip
 CONSUMER_PAUSED: Final = Instrument(
     name="onefold.consumer.paused", kind="gauge", unit="1", labels=("consumer",),

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from onefold._inbox.catching_up import RUN_MAX
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
-from onefold._inbox.left_topics import dropped_problem
+from onefold._inbox.others_topics import dropped_problem
 from onefold._inbox.retention import reap
 from onefold._inbox.stepped_handling import StepsForMessages
 from onefold._inbox.stored_message import topic_sent_to
@@ -40,6 +40,7 @@ from onefold._worker.failed_message_loop import FailedMessageLoop
 from onefold._worker.flow_runner import FlowRunner, MakeTransaction
 from onefold._worker.halt import Halt
 from onefold._worker.handler_calls import HandlerCalls
+from onefold._worker.keeping_for_others import KeepingForOthers
 from onefold._worker.membership import Membership
 from onefold._worker.partitions import Partition, Partitions, delivery_stream
 from onefold._worker.supervision import repeat, supervise
@@ -89,16 +90,20 @@ class ConsumerWorker:
             listener=self._forward,
             steps=steps,
             tracer=tracer_of(listener),
+            others=membership.others,
         )
         self._runner = FlowRunner(database, transaction, self._calls.limit_hook)
         self._listener = listener
         self._partitions = Partitions(consumer.concurrency)
+        #: Received, and not known yet whose they are.
+        self._unsifted: list[Delivery] = []
         #: Everything received and not yet settled, by identity: deliveries are not hashable.
         self._unsettled: dict[int, Delivery] = {}
         self._to_ack: list[Delivery] = []
         self._acks = asyncio.Event()
         self._room = asyncio.Event()
         self._health = ConsumerHealth(consumer.name, listener)
+        self._others = KeepingForOthers(self._inbox, self._runner, self._health, self._finish)
         self._failed_messages = FailedMessageLoop(
             self._inbox, self._runner, self._calls, self._partitions, self._health, listener, wakeups
         )
@@ -140,7 +145,7 @@ class ConsumerWorker:
 
     async def _run_failed_messages(self, stop: Halt) -> None:
         await repeat(self.consumer.name, "running failed messages", stop, self._failed_messages.run)
-        await self._failed_messages.cut_off(stop.left_s)
+        await self._failed_messages.cut_off(stop.remaining_s)
         await self._failed_messages.put_back()
 
     def turn(self) -> None:
@@ -175,12 +180,15 @@ class ConsumerWorker:
             supervise(self.consumer.name, stop, functools.partial(self._work, partition, subscription, stop, leaving))
             for partition in self._partitions
         ]
+        give_back = functools.partial(self._give_back, subscription=subscription)
+        keep = functools.partial(self._others.work, give_back, stop, leaving)
+        workers.append(supervise(self.consumer.name, stop, keep))
         try:
             yield
-            grace_s = stop.left_s
+            grace_s = stop.remaining_s
         finally:
             leaving.set()
-            for partition in self._partitions:
+            for partition in (*self._partitions, self._others):
                 partition.arrived.set()
             try:
                 await join_tasks(workers, grace_s)
@@ -240,18 +248,23 @@ class ConsumerWorker:
                 await self._health.pause(stop, "broker", error)
                 continue
             self._health.note_success("broker")
+            self._unsifted += deliveries
             try:
-                ours, left, dropped = await self._membership.sift(deliveries)
+                ours, others, dropped = await self._membership.sift(deliveries)
             except StoreError as error:
                 self._health.note_failure("handling", error)
-                await self._give_back(deliveries, subscription)
+                await self._return(subscription)
                 continue
-            await self._handle([self._inbox.read(delivery) for delivery in left], subscription, leave=True)
+            self._unsifted.clear()
             for delivery in (*map(self._inbox.read, ours), *map(self._as_dead_letter, dropped)):
-                self._unsettled[id(delivery)] = delivery
-                partition = self._partitions.of(delivery)
-                partition.queue.append(delivery)
-                partition.arrived.set()
+                self._queue(delivery, self._partitions.of(delivery))
+            for delivery in map(self._inbox.read, others):
+                self._queue(delivery, self._others)
+
+    def _queue(self, delivery: Delivery, partition: Partition) -> None:
+        self._unsettled[id(delivery)] = delivery
+        partition.queue.append(delivery)
+        partition.arrived.set()
 
     def _as_dead_letter(self, delivery: Delivery) -> Delivery:
         """Keep a delivery of an unknown topic as a dead letter: the previous release may have subscribed to it."""
@@ -283,18 +296,16 @@ class ConsumerWorker:
             return partition.take_stream(RUN_MAX)
         return partition.take_batch(self.consumer.batch)
 
-    async def _handle(self, deliveries: list[Delivery], subscription: Subscription, *, leave: bool = False) -> None:
-        """Handle deliveries, or leave them to other processes."""
-        one = self._inbox.leave if leave else self._inbox.handle
+    async def _handle(self, deliveries: list[Delivery], subscription: Subscription) -> None:
         remaining = deliveries
         try:
-            if len(deliveries) > 1 and not leave:
+            if len(deliveries) > 1:
                 events = await self._runner.insist(functools.partial(self._inbox.handle_batch, deliveries))
                 if events is not None:
                     self._finish(deliveries)
                     remaining = []
             while remaining:
-                await self._runner.insist(functools.partial(one, remaining[0]))
+                await self._runner.insist(functools.partial(self._inbox.handle, remaining[0]))
                 self._finish(remaining[:1])
                 remaining = remaining[1:]
         except Exception as error:
@@ -313,9 +324,9 @@ class ConsumerWorker:
 
     async def _return(self, subscription: Subscription) -> None:
         """Give back what is not being handled yet."""
-        await self._give_back(
-            [delivery for partition in self._partitions for delivery in partition.drain()], subscription
-        )
+        queues = (*self._partitions, self._others)
+        unsifted, self._unsifted = self._unsifted, []
+        await self._give_back([*unsifted, *(each for queue in queues for each in queue.drain())], subscription)
 
     async def _give_back(self, deliveries: Sequence[Delivery], subscription: Subscription) -> None:
         for delivery in deliveries:
@@ -345,9 +356,9 @@ class ConsumerWorker:
     async def _keep(self, subscription: Subscription) -> None:
         while True:
             await asyncio.sleep(self._broker.keep_every_s)
-            if self._unsettled:
+            if in_hand := [*self._unsifted, *self._unsettled.values()]:
                 try:
-                    await subscription.keep(list(self._unsettled.values()))
+                    await subscription.keep(in_hand)
                 except BrokerUnavailable:
                     pass
                 except Exception:

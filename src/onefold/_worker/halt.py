@@ -20,6 +20,6 @@ class Halt(asyncio.Event):
         super().set()
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """What is left of the grace: all of it before the stop."""
         return max(0.0, self._cut_off_at - time.monotonic()) if self.is_set() else self._grace_s

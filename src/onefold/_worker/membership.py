@@ -7,26 +7,23 @@ import asyncio
 import logging
 import os
 import socket
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from onefold._inbox.consumer import Consumer
+from onefold._inbox.others_topics import OthersTopics, Sifted
 from onefold._inbox.registry import (
-    ALIVE_S,
     BEAT_S,
     EARLIER,
     RunningProcess,
     Standing,
     forget,
-    judge,
-    leave,
     list_processes,
+    note_ended,
     register,
 )
-from onefold._inbox.stored_message import topic_sent_to
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Delivery
@@ -38,16 +35,6 @@ from onefold.errors import BrokerUnavailable
 T = TypeVar("T")
 
 _log = logging.getLogger("onefold.consumer")
-
-
-class Sifted(NamedTuple):
-    """Deliveries by what becomes of them."""
-
-    ours: list[Delivery]
-    left: list[Delivery]
-    """Of topics that only other processes have."""
-    dropped: list[Delivery]
-    """Of topics that no process has any longer."""
 
 
 class Membership:
@@ -63,9 +50,8 @@ class Membership:
         #: The topics this process has unsubscribed. A process that has one may register at the same moment: it is
         #: restored.
         self._unsubscribed: set[str] = set()
-        #: From when on a process that looks dead counts as dead.
-        self._steady_at = 0.0
-        self._dropping: set[str] = set()
+        #: What other processes have and this one does not; also for its failed messages.
+        self.others = OthersTopics(consumer, self._process)
         self._registered = False
         #: The subscription was made and reconciled once.
         self.subscribed = False
@@ -94,53 +80,35 @@ class Membership:
         await pause(stop, BEAT_S)
         if stop.is_set():
             return
-        processes = await self._read_processes()
-        is_alive = any(member.process == self._process and member.alive for member in processes)
-        await self.register()
+        processes = await self.register()
         with suppress(BrokerUnavailable):  # the next beat tries again
-            if not is_alive:
-                # The database was away, or its clock has jumped: others may have unsubscribed our topics, and other
-                # live processes look as dead as we did, until they have renewed their registration.
-                self._steady_at = time.monotonic() + ALIVE_S
+            if self.others.is_alive(processes):
+                await self._reconcile(self.others.judge(processes))
+            else:  # others may have unsubscribed our topics
                 await self._subscribe(self._consumer.topics)
-            elif time.monotonic() >= self._steady_at:
-                await self._reconcile(judge(processes))
 
-    async def register(self) -> None:
-        """Write this process to the registry."""
+    async def register(self) -> Sequence[RunningProcess]:
+        """Write this process to the registry; those that were there before."""
+        processes = await self._read_processes()
+        if not self.others.is_alive(processes):
+            # It is new, or the database was away, or its clock has jumped: other live processes may look as dead,
+            # until they have renewed their registration. Noted before the write: a look in between would find us alive.
+            self.others.doubt()
         await self._flow(register(self._database.dialect, self._consumer.name, self._process, self._consumer.topics))
         self._registered = True
+        return processes
 
-    async def leave(self) -> None:
+    async def end(self) -> None:
+        """Say that this process ends."""
         if self._registered:
-            await self._flow(leave(self._database.dialect, self._consumer.name, self._process))
+            await self._flow(note_ended(self._database.dialect, self._consumer.name, self._process))
 
-    async def sift(self, deliveries: Sequence[Delivery]) -> Sifted:
-        """Split into deliveries to handle, those to leave to processes that have their topics, and those of topics that
-        the consumer no longer has: they were sent before, and an operator decides about them. The registry is read
-        first: a process with such a topic registers before anything is sent to it."""
-        if not any(map(self._is_foreign, deliveries)):
+    async def sift(self, deliveries: Sequence[Delivery]) -> Sifted[Delivery]:
+        """Split into deliveries to handle, those to keep for processes that have their topics, and those of topics that
+        the consumer no longer has."""
+        if not any(map(self.others.is_foreign, deliveries)):
             return Sifted(list(deliveries), [], [])
-        standing = await self._read_standing()
-        ours, left, dropped = Sifted([], [], [])
-        for delivery in deliveries:
-            if standing.drops(topic_sent_to(delivery)):
-                dropped.append(delivery)
-            elif self._is_foreign(delivery) and standing.wants(topic_sent_to(delivery)):
-                left.append(delivery)
-            else:
-                ours.append(delivery)
-        for topic in {topic for delivery in dropped if (topic := topic_sent_to(delivery))} - self._dropping:
-            self._dropping.add(topic)
-            _log.warning(
-                "consumer %r no longer has topic %r: what was sent to it before becomes dead letters (`onefold dlq`)",
-                self._consumer.name,
-                topic,
-            )
-        return Sifted(ours, left, dropped)
-
-    def _is_foreign(self, delivery: Delivery) -> bool:
-        return (topic := topic_sent_to(delivery)) is not None and not self._consumer.wants(topic)
+        return self.others.sift(deliveries, await self._read_processes())
 
     async def _reconcile(self, standing: Standing) -> None:
         """Unsubscribe topics that no running process has."""
@@ -173,7 +141,7 @@ class Membership:
         return await self._flow(list_processes(self._database.dialect, self._consumer.name))
 
     async def _read_standing(self) -> Standing:
-        return judge(await self._read_processes())
+        return self.others.judge(await self._read_processes())
 
     async def _flow(self, flow: Flow[T]) -> T:
         return await run_async(flow, TaskExecutor(self._database))

@@ -75,7 +75,7 @@ class PauseGate:
                 await self._run(stop, grace_s, opened)
         finally:
             with suppress(StoreError):
-                await self._membership.leave()
+                await self._membership.end()
 
     async def _run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
         halt = Halt(grace_s)

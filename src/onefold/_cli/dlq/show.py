@@ -92,7 +92,10 @@ def list_command(
 def _hints(db: CommandSession, consumer: str, topic: str) -> Iterator[str]:
     """Where else to look: waiting messages, and parked works."""
     if waiting := _count_waiting(db, consumer, topic):
-        yield f"waiting for their next try, or behind an earlier message of their key: {waiting}; see --state waiting"
+        yield (
+            "waiting for their next try, for a process that has their topic, or behind an earlier message of their "
+            f"key: {waiting}; see --state waiting"
+        )
     if consumer or topic:
         return
     works = db.run(list_works(db.dialect, parked_only=True, limit=WORKS_MAX))

@@ -18,7 +18,7 @@ class RegistryStatements:
             ON CONFLICT (consumer, process) DO UPDATE
             SET topics = excluded.topics, seen_at = {d.now}, left_at = NULL
         """)
-        self._leave = d.text(f"""
+        self._note_ended = d.text(f"""
             UPDATE onefold_consumer SET left_at = {d.now}, seen_at = {d.now}
             WHERE consumer = $1::text AND process = $2::text
         """)
@@ -51,8 +51,8 @@ class RegistryStatements:
         """This process runs under this name; executed again and again, while it does."""
         return Statement(self._register, (consumer, process, topics))
 
-    def leave(self, consumer: str, process: str) -> Statement:
-        return Statement(self._leave, (consumer, process))
+    def note_ended(self, consumer: str, process: str) -> Statement:
+        return Statement(self._note_ended, (consumer, process))
 
     def processes(self, consumer: str | None) -> Statement:
         return Statement(self._members, (consumer,))

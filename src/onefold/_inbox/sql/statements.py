@@ -257,7 +257,7 @@ class Statements(OperatorStatements):
         self._drop = d.text(f"DELETE FROM onefold_letter WHERE {THIS}")
         self._next_due = d.text(f"""
             SELECT {d.until("due_at")} FROM onefold_letter
-            WHERE consumer = $1::text AND state = 'waiting' AND due_at IS NOT NULL AND {_not_left(d, "$2::text")}
+            WHERE consumer = $1::text AND state = 'waiting' AND due_at IS NOT NULL AND {_not_others(d, "$2::text")}
             ORDER BY due_at LIMIT 1
         """)
         due = f"consumer = $1::text AND state = 'waiting' AND due_at <= {d.now}"
@@ -269,7 +269,7 @@ class Statements(OperatorStatements):
             suspects: d.text(f"""
                 WITH picked AS (
                     SELECT message_id FROM onefold_letter
-                    WHERE {due} AND started {sign} failed AND {_not_left(d, "$4::text")}
+                    WHERE {due} AND started {sign} failed AND {_not_others(d, "$4::text")}
                     ORDER BY due_at, stream, epoch, version LIMIT $3::int {d.lock_free})
                 UPDATE onefold_letter SET started = started + 1, due_at = {d.in_ms("$2::bigint")}
                 WHERE consumer = $1::text AND message_id IN (SELECT message_id FROM picked)
@@ -319,19 +319,19 @@ class Statements(OperatorStatements):
     def drop(self, consumer: str, message_id: str) -> Statement:
         return Statement(self._drop, (consumer, message_id))
 
-    def next_due(self, consumer: str, left: str) -> Statement:
-        """`left` has the topics that are left to other processes, as a JSON array: also below."""
-        return Statement(self._next_due, (consumer, left))
+    def next_due(self, consumer: str, others: str) -> Statement:
+        """`others` has topics of other processes, to be passed over, as a JSON array: also below."""
+        return Statement(self._next_due, (consumer, others))
 
     def kill_suspects(self, consumer: str, reason: str, deaths_max: int) -> Statement:
         return Statement(self._kill_suspects, (consumer, reason, deaths_max))
 
-    def take(self, consumer: str, lease_ms: int, limit: int, left: str, *, suspects: bool) -> Statement:
+    def take(self, consumer: str, lease_ms: int, limit: int, others: str, *, suspects: bool) -> Statement:
         """Start failed messages that are due. A suspect was at hand when a process died."""
-        return Statement(self._take[suspects], (consumer, lease_ms, limit, left))
+        return Statement(self._take[suspects], (consumer, lease_ms, limit, others))
 
 
-def _not_left(d: Dialect, topics: str) -> str:
+def _not_others(d: Dialect, topics: str) -> str:
     return f"({topics} = '[]' OR NOT EXISTS (SELECT 1 FROM {d.items(topics)} WHERE item = {d.sent_to}))"
 
 

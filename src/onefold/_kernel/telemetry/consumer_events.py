@@ -102,8 +102,9 @@ class LedgerReaped:
 
 @dataclass(frozen=True, slots=True)
 class FailedMessagesMeasured:
-    """How many failed messages a consumer has now: waiting for their next attempt, parked behind a gap in their stream,
-    dead. Counted up to 10,000. Each process that runs the consumer emits it now and then."""
+    """How many failed messages a consumer has now: waiting for their next attempt or for a process that has their
+    topic, parked behind a gap in their stream, dead. Counted up to 10,000. Each process that runs the consumer emits it
+    now and then."""
 
     consumer: str
     waiting: int

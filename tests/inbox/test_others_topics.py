@@ -1,4 +1,4 @@
-"""Failed messages of topics that only other processes of the consumer have are left to those."""
+"""Failed messages of topics that only other processes of the consumer have are kept for those."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from onefold._inbox import left_topics
+from onefold._inbox import others_topics
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.failed_messages import next_due, take
 from onefold._inbox.handling import Inbox
-from onefold._inbox.registry import leave, register
+from onefold._inbox.registry import ALIVE_S, note_ended, register
 from onefold._kernel.messages import Message
-from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, Parked
+from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, InboxEvent, Parked
 from onefold._kernel.transaction import Transaction
 from onefold._kernel.wakeup_signals import ACTION, DELIVERY_CHANNEL
 from tests.inbox.backends import Backend, backend_of, delivery, message
@@ -50,12 +49,14 @@ class Release:
         await self.backend.flow(register(self.backend.dialect, "billing", self.name, self.topics))
 
     async def end(self) -> None:
-        await self.backend.flow(leave(self.backend.dialect, "billing", self.name))
+        await self.backend.flow(note_ended(self.backend.dialect, "billing", self.name))
 
-    async def leave(self, given: Message) -> object:
-        """What a worker does with a delivery that the registry says is others'."""
-        executor, tx = self.backend.executor()
-        return await run_async(self.inbox.leave(delivery(given), tx), executor)
+    async def keep(self, *given: Message) -> list[InboxEvent]:
+        """What a worker does with deliveries that the registry says are others'."""
+        events: list[InboxEvent] = await self.backend.flow(
+            self.inbox.keep_for_others([delivery(each) for each in given])
+        )
+        return events
 
 
 async def test_a_failed_message_is_run_only_by_a_process_that_has_its_topic(backend: Backend) -> None:
@@ -76,38 +77,38 @@ async def test_a_failed_message_is_run_only_by_a_process_that_has_its_topic(back
     assert await backend.ledger() == ["m1", "m2"]
 
 
-async def test_a_suspect_is_left_to_those_that_have_its_topic_too(backend: Backend) -> None:
+async def test_a_suspect_is_kept_for_those_that_have_its_topic_too(backend: Backend) -> None:
     old, new = Release(backend, "1", "order.placed"), Release(backend, "2", "order.>")
     await old.begin()
     await new.begin()
-    await old.leave(message("m1", topic="order.cancelled"))
+    await old.keep(message("m1", topic="order.cancelled"))
     [_] = await backend.flow(take(new.inbox, 1))  # and dies
     await backend.hours_pass()
     assert await backend.run_due(old.inbox) == []
     assert [type(event) for event in await backend.run_due(new.inbox)] == [Handled]
 
 
-async def test_what_is_left_is_known_when_it_comes_again(backend: Backend) -> None:
+async def test_what_is_kept_for_others_is_known_when_it_comes_again(backend: Backend) -> None:
     old, new = Release(backend, "1", "order.placed"), Release(backend, "2", *BOTH)
     await old.begin()
     await new.begin()
     cancelled = message("m1", topic="order.cancelled")
-    assert isinstance(await old.leave(cancelled), Parked)
-    assert isinstance(await old.leave(cancelled), Duplicate)
+    assert [type(event) for event in await old.keep(cancelled)] == [Parked]
+    assert [type(event) for event in await old.keep(cancelled)] == [Duplicate]
     assert [type(event) for event in await backend.run_due(new.inbox)] == [Handled]
-    assert isinstance(await old.leave(cancelled), Duplicate)
+    assert [type(event) for event in await old.keep(cancelled)] == [Duplicate]
     assert new.calls == ["m1"]
 
 
-async def test_what_is_left_has_its_turn_in_its_stream(backend: Backend) -> None:
+async def test_what_is_kept_for_others_has_its_turn_in_its_stream(backend: Backend) -> None:
     old = Release(backend, "1", "order.placed", order="strict")
     new = Release(backend, "2", *BOTH, order="strict")
     await old.begin()
     await new.begin()
     first, second, third = (message(f"m{n}", topic="order.cancelled", key="ord-1", version=n) for n in (1, 2, 3))
-    assert isinstance(await old.leave(second), Parked)
+    assert [type(event) for event in await old.keep(second)] == [Parked]
     assert isinstance(await backend.deliver(new.inbox, third), Parked)
-    assert isinstance(await old.leave(first), Parked)
+    assert [type(event) for event in await old.keep(first)] == [Parked]
     await backend.run_due(new.inbox)
     await backend.hours_pass()
     await backend.run_due(new.inbox)
@@ -118,10 +119,10 @@ async def test_what_is_left_has_its_turn_in_its_stream(backend: Backend) -> None
 async def test_a_failed_message_of_a_topic_that_no_process_has_any_longer_is_a_dead_letter(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(left_topics, "LOOK_S", 0.0)
+    monkeypatch.setattr(others_topics, "LOOK_S", 0.0)
     old, new = Release(backend, "1", "order.placed"), Release(backend, "2", *BOTH)
     await new.begin()
-    assert isinstance(await old.leave(message("m1", topic="order.cancelled")), Parked)
+    assert [type(event) for event in await old.keep(message("m1", topic="order.cancelled"))] == [Parked]
     await new.end()
     assert await backend.run_due(old.inbox) == [], "the release that was started last has it, and may come back"
     await old.begin()
@@ -133,28 +134,84 @@ async def test_a_failed_message_of_a_topic_that_no_process_has_any_longer_is_a_d
     assert (await backend.failed_messages())["m1"].message is not None
 
 
-async def test_topics_that_are_left_are_met_one_after_the_other_and_the_rest_is_run(backend: Backend) -> None:
+async def seconds_pass(backend: Backend, seconds: float) -> None:
+    """Without a beat of any process: the database was away."""
+    if backend.dialect == "postgres":
+        await backend.change(f"UPDATE onefold_consumer SET seen_at = seen_at - interval '{seconds} seconds'")
+    else:
+        await backend.change(f"UPDATE onefold_consumer SET seen_at_ms = seen_at_ms - {seconds * 1000:.0f}")
+
+
+async def test_a_failed_message_of_our_own_topic_is_run_though_we_look_dead(backend: Backend) -> None:
+    """With one in the same take that is a dead letter."""
+    gone, old, new = Release(backend, "0", "lost"), Release(backend, "1", "order.placed"), Release(backend, "2", "more")
+    for each in (gone, old, new):
+        await each.begin()
+    await gone.end()
+    old.fails = True
+    assert isinstance(await backend.deliver(old.inbox, message("m1")), Failed)
+    await old.keep(message("m2", topic="lost"))
+    await backend.hours_pass()
+    await seconds_pass(backend, ALIVE_S + 5)
+    old.fails = False
+    events = await backend.run_due(old.inbox)
+    assert sorted(type(event).__name__ for event in events) == ["DeadLettered", "Handled"]
+    assert old.calls == ["m1", "m1"]
+
+
+async def test_a_failed_message_waits_while_it_is_not_known_who_lives(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others_topics, "LOOK_S", 0.0)
+    old, new = Release(backend, "1", "order.placed"), Release(backend, "2", "order.cancelled")
+    await old.begin()
+    await new.begin()
+    await new.keep(message("m1", topic="order.placed"))
+    await seconds_pass(backend, ALIVE_S + 5)
+    assert await backend.run_due(new.inbox) == []
+    assert (await backend.failed_messages())["m1"].state == "waiting"
+    await old.end()
+    assert [type(event) for event in await backend.run_due(new.inbox)] == [DeadLettered]
+
+
+async def test_topics_of_others_are_met_one_after_the_other_and_the_rest_is_run(backend: Backend) -> None:
     old, new = Release(backend, "1", "order.placed"), Release(backend, "2", "order.>")
     await old.begin()
     await new.begin()
     for n in range(30):
-        await old.leave(message(f"m{n}", topic=f"order.{n}"))
-    await new.leave(message("mine"))
-    old.inbox.left = left_topics.LeftTopics(old.inbox.consumer)
+        await old.keep(message(f"m{n}", topic=f"order.{n}"))
+    await new.keep(message("mine"))
+    old.inbox.others = others_topics.OthersTopics(old.inbox.consumer)
     await backend.run_due(old.inbox)
     assert old.calls == ["mine"]
-    new.inbox.left = left_topics.LeftTopics(new.inbox.consumer)
+    new.inbox.others = others_topics.OthersTopics(new.inbox.consumer)
     assert len(await backend.run_due(new.inbox)) == 30
 
 
-async def test_processes_that_listen_are_notified_of_what_is_left_to_them(on_postgres: Backend, inbox_dsn: str) -> None:
+async def test_processes_that_listen_are_notified_once_of_what_is_kept_for_them(
+    on_postgres: Backend, inbox_dsn: str
+) -> None:
     """They poll seldom."""
-    heard = asyncio.Event()
+    heard: list[object] = []
+    twice = asyncio.Event()
+    old = Release(on_postgres, "1", "order.placed")
+    several = [message(f"m{n}", topic="order.cancelled") for n in range(3)]
+
+    def hear(*about: object) -> None:
+        heard.append(about[-1])
+        if len(heard) == 2:
+            twice.set()
+
     connection = await asyncpg.connect(inbox_dsn)
     try:
-        await connection.add_listener(DELIVERY_CHANNEL, lambda *about: heard.set() if about[-1] == ACTION else None)
-        await Release(on_postgres, "1", "order.placed").leave(message("m1", topic="order.cancelled"))
+        await connection.add_listener(DELIVERY_CHANNEL, hear)
+        assert [type(event) for event in await old.keep(*several)] == [Parked] * 3
+        assert [type(event) for event in await old.keep(*several)] == [
+            Duplicate
+        ] * 3  # of which there is nothing to say
+        await old.keep(message("last", topic="order.cancelled"))
         async with asyncio.timeout(PATIENCE_S):
-            await heard.wait()
+            await twice.wait()
+        assert heard == [ACTION] * 2
     finally:
         await connection.close()
