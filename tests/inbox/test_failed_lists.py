@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -119,6 +120,20 @@ async def test_a_dry_run_counts_no_further_than_told(buried: Backend) -> None:
     assert (found.failed_messages, found.first, found.cut) == (5, [], True)
     found = await buried.flow(preview(buried.dialect, ALL, count_max=8))
     assert (found.failed_messages, len(found.first), found.cut) == (7, 7, False)
+
+
+async def test_a_dry_run_names_the_largest_groups_and_counts_all(backend: Backend) -> None:
+    async def fail(given: Message) -> None:
+        raise ValueError(f"number {given.id}")
+
+    inbox = backend.inbox(fail, attempts=1)
+    for number in range(103):
+        await backend.deliver(inbox, message(f"m{number}"))
+    found = await backend.flow(preview(backend.dialect, ALL))
+    assert (len(found.groups), found.matched, found.failed_messages, found.unfit, found.cut) == (100, 103, 103, 0, False)
+    await asyncio.sleep(0.01)
+    found = await backend.flow(preview(backend.dialect, ALL, dead_letter_s=0.001))
+    assert (found.matched, found.failed_messages, found.unfit) == (103, 0, 103)
 
 
 async def test_the_audit_has_why(buried: Backend) -> None:

@@ -76,6 +76,11 @@ class Preview:
     """What a redrive would do."""
 
     groups: list[Group]
+    """The largest ones."""
+    matched: int
+    """How many dead letters there are, in all groups."""
+    unfit: int
+    """How many of them are too old."""
     first: list[str]
     """The ids that would come first."""
     cut: bool = False
@@ -83,11 +88,7 @@ class Preview:
 
     @property
     def failed_messages(self) -> int:
-        return sum(group.failed_messages - group.unfit for group in self.groups)
-
-    @property
-    def unfit(self) -> int:
-        return sum(group.unfit for group in self.groups)
+        return self.matched - self.unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,13 @@ async def preview(
     sql, age_ms = STATEMENTS[dialect], milliseconds(dead_letter_s)
 
     async def work() -> Preview:
-        groups = [Group(*row) for row in await Fetch(sql.tally(chosen.values(), age_ms, count_max))]
-        if sum(group.failed_messages for group in groups) >= count_max:
-            return Preview(groups, [], cut=True)
-        return Preview(groups, [row[0] for row in await Fetch(sql.sample(chosen.values(), age_ms, first))])
+        rows = await Fetch(sql.tally(chosen.values(), age_ms, count_max))
+        groups = [Group(*row[:4]) for row in rows]
+        matched, unfit = map(int, rows[0][4:] if rows else (0, 0))  # sums of counts are NUMERIC on Postgres
+        if matched >= count_max:
+            return Preview(groups, matched, unfit, [], cut=True)
+        sample = [row[0] for row in await Fetch(sql.sample(chosen.values(), age_ms, first))]
+        return Preview(groups, matched, unfit, sample)
 
     return await with_connection(work)
 

@@ -218,7 +218,7 @@ async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Re
         chosen=chosen,
         fields=_fields_of(chosen),
         found=found,
-        total=sum(group.failed_messages for group in found.groups),
+        total=found.matched,
         problem=problem,
     )
 

@@ -70,9 +70,10 @@ class OperatorStatements:
             RETURNING message_id, topic, stream, source, envelope, {d.exact("died_at")}
         """)
         able = f"died_at >= {d.in_ms('$7::bigint')}"
+        unfit = f"sum(CASE WHEN {able} THEN 0 ELSE 1 END)"
         in_order = "stream, epoch, version, created_at, message_id"
         self._tally = d.text(f"""
-            SELECT topic, reason, count(*), sum(CASE WHEN {able} THEN 0 ELSE 1 END)
+            SELECT topic, reason, count(*), {unfit}, sum(count(*)) OVER (), sum({unfit}) OVER ()
             FROM (SELECT topic, reason, died_at FROM onefold_letter
                   WHERE state = 'dead' AND {chosen} LIMIT $8::int) AS few
             GROUP BY topic, reason ORDER BY 3 DESC, 1, 2 LIMIT 100
