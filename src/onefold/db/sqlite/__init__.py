@@ -24,7 +24,7 @@ from onefold._kernel.serial_thread import SerialThread
 from onefold.db._threaded import ThreadedDatabase, call_until_done
 from onefold.db.sqlite._connection import SqliteConnection, query_handle
 from onefold.db.sqlite._errors import error_for
-from onefold.db.sqlite._file import Shared, SqliteFile, make_absolute, make_private
+from onefold.db.sqlite._file import Shared, SqliteFile, make_private
 from onefold.db.sqlite._guarded_connection import GuardedConnection
 from onefold.db.sqlite._interruptible import Interruptible
 from onefold.db.sqlite._locks import KeyLocks, lock_file
@@ -54,7 +54,8 @@ class SqliteDatabase:
                 f"SQLite database {str(path)!r} exists in one connection only; give the path of a file"
             )
         #: As it is found from here: a process that changes its directory would open another file with each connection.
-        self.path = make_absolute(path)
+        #: `..` stays: which directory that is after a symbolic link, only the operating system knows.
+        self.path = str(Path(path).absolute())
         self._busy_timeout_s = busy_timeout_s
         self._shared = Shared()
         self._process = Process()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from os import getpid
-from pathlib import Path
 
 from onefold.db._left_running import close_unlocked, is_free, still_used_error
 from onefold.db.sqlite._guarded_connection import GuardedConnection
@@ -55,12 +54,6 @@ _kept_open: list[SqliteFile] = []
 def keep_open(opened: SqliteFile) -> None:
     """Never use it again, and never let go of it."""
     _kept_open.append(opened)
-
-
-def make_absolute(path: str | Path) -> str:
-    """What the path names now, whatever directory the process goes to. `..` stays: which directory that is after a
-    symbolic link, only the operating system knows."""
-    return os.fspath(path) if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def make_private(path: str) -> None:
