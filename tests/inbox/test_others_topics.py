@@ -13,7 +13,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.failed_messages import next_due, take
 from onefold._inbox.handling import Inbox
 from onefold._inbox.registry import ALIVE_S, note_ended, register
-from onefold._kernel.messages import Message
+from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, InboxEvent, Parked
 from onefold._kernel.transaction import Transaction
 from onefold._kernel.wakeup_signals import ACTION, DELIVERY_CHANNEL
@@ -215,3 +215,21 @@ async def test_processes_that_listen_are_notified_once_of_what_is_kept_for_them(
         assert heard == [ACTION] * 2
     finally:
         await connection.close()
+
+
+async def test_a_message_whose_topic_only_its_new_reading_knows_keeps_no_other_from_being_run(backend: Backend) -> None:
+    """It could not be read when it came, and its origin names no topic."""
+    old, new = Release(backend, "1", "order.placed", "order.paid"), Release(backend, "2", *BOTH)
+    await old.begin()
+    await new.begin()
+    headers = {"ce-specversion": "1.0", "ce-source": "shop", "ce-type": "order.cancelled", "ce-id": "m1"}
+    unreadable = Delivery(data=b"{}", headers=headers, problem="no envelope")
+    assert isinstance(await backend.hand(old.inbox, unreadable), DeadLettered)
+    old.fails = True
+    assert isinstance(await backend.deliver(old.inbox, message("mine")), Failed)
+    old.fails = False
+    at, died = ("due_at", "died_at") if backend.dialect == "postgres" else ("due_at_ms", "died_at_ms")
+    now = "now()" if backend.dialect == "postgres" else "1"
+    await backend.change(f"UPDATE onefold_letter SET state = 'waiting', {at} = {now}, {died} = NULL")  # as redriven
+    await backend.run_due(old.inbox)
+    assert "mine" in await backend.effects()
