@@ -130,7 +130,13 @@ async def test_a_dry_run_names_the_largest_groups_and_counts_all(backend: Backen
     for number in range(103):
         await backend.deliver(inbox, message(f"m{number}"))
     found = await backend.flow(preview(backend.dialect, ALL))
-    assert (len(found.groups), found.matched, found.failed_messages, found.unfit, found.cut) == (100, 103, 103, 0, False)
+    assert (len(found.groups), found.matched, found.failed_messages, found.unfit, found.cut) == (
+        100,
+        103,
+        103,
+        0,
+        False,
+    )
     await asyncio.sleep(0.01)
     found = await backend.flow(preview(backend.dialect, ALL, dead_letter_s=0.001))
     assert (found.matched, found.failed_messages, found.unfit) == (103, 0, 103)
