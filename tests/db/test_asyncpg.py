@@ -308,7 +308,7 @@ async def test_a_release_that_closes_the_connection_does_not_wait_for_ever(postg
         database = AsyncpgDatabase(pool, acquire_timeout_s=0.2)
         connection = await database.acquire()
         [(backend,)] = await connection.fetch(Statement("SELECT pg_backend_pid()"))
-        with frozen(backend), pytest.raises(ConnectionLost):
+        with frozen(backend):
             async with asyncio.timeout(PATIENCE_S):
                 await connection.release()
 

@@ -61,8 +61,9 @@ async def rollback_and_release(*after: BatchItem) -> ConnectionLost | None:
     return None
 
 
-def log_release_error(error: Exception) -> None:
-    """Log why a connection did not go back to its pool: a hook of the application raised, say. No request fails for
-    that, because what was to be committed is committed. A connection that was merely lost is not logged."""
+def log_release_error(error: Exception, fate: str = "its driver does not say what became of it") -> None:
+    """Log what giving a connection back to its pool raised (a hook of the application's, say), and the fate of the
+    connection. No request fails for that, because what was to be committed is committed. A connection that was merely
+    lost is not logged."""
     if not isinstance(error, ConnectionLost):
-        _log.warning("a connection could not be given back to its pool, and was closed", exc_info=error)
+        _log.warning("giving a connection back to its pool failed: %s", fate, exc_info=error)

@@ -104,9 +104,8 @@ class ThreadExecutor(Generic[H]):
         try:
             connection.release()
         except Exception as error:
+            # Not discarded: the pool may have it, and have handed it on. What can be done the driver has done.
             log_release_error(error)
-            with contextlib.suppress(Exception):
-                connection.discard()
 
     def release_committed(self) -> None:
         """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
@@ -223,8 +222,6 @@ class TaskExecutor(Generic[H]):
             await connection.release()
         except Exception as error:
             log_release_error(error)
-            with contextlib.suppress(Exception):
-                await connection.discard()
 
     async def release_committed(self) -> None:
         """COMMIT was answered: see `ThreadExecutor.release_committed`."""

@@ -52,7 +52,8 @@ class Connection(Protocol[H_co]):
         ...
 
     def release(self) -> None:
-        """Give it back, in no transaction: what was not committed is rolled back."""
+        """Give it back, in no transaction: what was not committed is rolled back. It is called once. Where that fails,
+        it is closed here if the pool is known not to have it: it is not discarded after this has raised."""
         ...
 
     def discard(self) -> None:
@@ -78,7 +79,8 @@ class AsyncConnection(Protocol[H_co]):
         ...
 
     async def release(self) -> None:
-        """Give it back, in no transaction: what was not committed is rolled back."""
+        """Give it back, in no transaction: what was not committed is rolled back. It is called once. Where that fails,
+        it is closed here if the pool is known not to have it: it is not discarded after this has raised."""
         ...
 
     async def discard(self) -> None:

@@ -20,12 +20,13 @@ import asyncpg
 from asyncpg.pool import PoolConnectionHolder, PoolConnectionProxy
 from asyncpg.protocol.protocol import PreparedStatementState, Protocol
 
+from onefold._kernel.checkout import log_release_error
 from onefold._kernel.effects import BatchItem, Boundary, Statement
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
-from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle
+from onefold.db._asyncpg_public import RELEASE_FAILED, VENDOR_ERRORS, Handle
 from onefold.db._asyncpg_session import NO_RESET, BegunByBatch, CopyCount, SessionReset, split_reset
 from onefold.db._asyncpg_statements import AsyncpgStatements, forget_outdated
 from onefold.db._opened_elsewhere import close_quietly
@@ -338,11 +339,17 @@ class FastConnection(AsyncpgStatements):
             return
         try:
             await pool.pool.release(proxy, timeout=pool.patience_s)
-        except VENDOR_ERRORS as error:
-            raise self._translate_error(error) from error
+        except Exception as error:
+            log_release_error(
+                self._translate_error(error) if isinstance(error, VENDOR_ERRORS) else error, RELEASE_FAILED
+            )
+            with suppress(Exception):
+                await self.discard()
 
     async def discard(self) -> None:
         connection = self._connection
+        if self._proxy._con is not connection:
+            return  # the pool has taken it back, and it may be another request's by now: or it is closed
         if not connection.is_closed() and connection._protocol._is_cancelling():
             # A task that is cancelled here stops waiting. The connection goes all the same, or its place in the pool
             # would be lost: nothing else refers to it any more.

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
+from onefold._kernel.checkout import log_release_error
 from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
@@ -34,6 +35,9 @@ VENDOR_ERRORS: Final = (
     OSError,
     TimeoutError,
 )
+
+#: The proxy of a connection is void as soon as the pool has that back: so it is known here whether it has.
+RELEASE_FAILED: Final = "it is closed, unless the pool already had it back"
 
 #: What begins a transaction, and its level in asyncpg's words.
 _BEGINS: Final[dict[BatchItem, Any]] = {
@@ -197,8 +201,11 @@ class PublicConnection(AsyncpgQueries):
             raise
         try:
             await pool.pool.release(self._proxy, timeout=pool.patience_s)
-        except VENDOR_ERRORS as error:
-            raise await self._translate_error(error) from error
+        except Exception as error:
+            ours = await self._translate_error(error) if isinstance(error, VENDOR_ERRORS) else error
+            log_release_error(ours, RELEASE_FAILED)
+            with suppress(Exception):
+                await self.discard()  # by the proxy, which is void as soon as the pool has the connection
         finally:
             self._leave()
 

@@ -25,7 +25,7 @@ from onefold.db._postgres_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
 from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, refuse
-from onefold.db._shielded import run_to_end
+from onefold.db._psycopg_pools import give_back, give_back_async
 from onefold.errors import OnefoldError
 
 Handle: TypeAlias = psycopg.Connection[Any]
@@ -167,7 +167,7 @@ class PsycopgConnection(_Taken[Handle]):
             self.discard()
             raise
         else:
-            self._pool.putconn(self._connection)
+            give_back(self._pool, self._connection)
 
     def discard(self) -> None:
         self._left = True
@@ -176,7 +176,7 @@ class PsycopgConnection(_Taken[Handle]):
 
     def _close(self) -> None:
         end_session(self._connection)
-        self._pool.putconn(self._connection)
+        give_back(self._pool, self._connection)
 
 
 class AsyncPsycopgConnection(_Taken[AsyncHandle]):
@@ -219,11 +219,13 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
 
     async def query(self, statement: HandlerStatement) -> NamedRows:
         """`PsycopgConnection.query`."""
+        before = cancellations()
         try:
             cursor = _ASYNC_CURSOR(self.handle, row_factory=tuple_row)
             await cursor.execute(*handlers_query_of(statement))
             return rows_of(cursor, await cursor.fetchall())
         except VENDOR_ERRORS as error:
+            check_lost(before, error)
             raise translate_error(self._connection, error) from error
 
     async def _send(self, items: Sequence[BatchItem]) -> int:
@@ -261,8 +263,7 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             await self.discard()
             raise
         else:
-            # Cancelled while it waits for the pool's lock, it would have neither gone back nor been replaced.
-            await run_to_end(self._pool.putconn(self._connection))
+            await give_back_async(self._pool, self._connection)
 
     async def discard(self) -> None:
         self._left = True
@@ -275,7 +276,7 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             await hang_up_tasks(self._handed_out)
         finally:
             end_session(self._connection)
-            await self._pool.putconn(self._connection)
+            await give_back_async(self._pool, self._connection)
 
 
 # --- what both colours share ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus
 
 from onefold._kernel.effects import HandlerStatement, NamedRows
+from onefold._kernel.foreign_cancellations import cancellations, check_lost
 from onefold.db._psycopg_public import (
     VENDOR_ERRORS,
     AsyncPsycopgConnection,
@@ -55,7 +56,7 @@ class AsyncPsycopgStatements:
     __slots__ = ()
 
     async def query(self: Any, statement: HandlerStatement) -> NamedRows:
-        handle = self.handle
+        handle, before = self.handle, cancellations()
         try:
             async with handle.lock:
                 known = _known(handle, statement)
@@ -63,6 +64,7 @@ class AsyncPsycopgStatements:
                     answer: NamedRows = await handle.wait(known)
                     return answer
         except VENDOR_ERRORS as error:
+            check_lost(before, error)
             raise translate_error(self._connection, error) from error
         return await AsyncPsycopgConnection.query(self, statement)
 

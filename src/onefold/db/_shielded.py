@@ -60,7 +60,8 @@ async def _dispose(task: asyncio.Task[T], on_abandoned: Callable[[T], Coroutine[
 async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
     """Await short work to its end, also if this task is cancelled. Only work that has to wait costs a task, which is
     why it is driven by hand: a task for each connection that is given back would cost 15 us. The work begins in one
-    task and may end in another, so it must not use what belongs to its task, such as `asyncio.timeout`."""
+    task and context and may end in another, so it must not use what belongs to these, such as `asyncio.timeout` or a
+    context variable: nothing that calls code of the application's."""
     try:
         waits_for = work.send(None)
     except StopIteration:

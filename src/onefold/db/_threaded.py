@@ -289,7 +289,6 @@ def _release(connection: Connection[Any]) -> None:
         connection.release()
     except Exception as error:
         log_release_error(error)
-        _discard(connection)
 
 
 def _discard(connection: Connection[Any]) -> None:

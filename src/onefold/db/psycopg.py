@@ -27,6 +27,7 @@ from onefold._kernel.foreign_cancellations import cancellations, check_lost
 from onefold._kernel.fork_and_loop import PerLoop, Process, watch_forks
 from onefold.db._opened_elsewhere import Connections, elsewhere, fork_error
 from onefold.db._postgres_session import Place, check_dsn, connect_error, none_free
+from onefold.db._psycopg_pools import give_back, give_back_async
 from onefold.db._psycopg_public import (
     VENDOR_ERRORS,
     AnyConnection,
@@ -34,7 +35,6 @@ from onefold.db._psycopg_public import (
     PsycopgConnection,
     end_session,
 )
-from onefold.db._shielded import run_to_end
 from onefold.errors import ConfigurationError, OnefoldError
 
 __all__ = ["AsyncPsycopgDatabase", "PsycopgDatabase"]
@@ -72,7 +72,7 @@ class PsycopgDatabase:
             pool = self._pool or self._open_pool()
             while _is_gone(connection := pool.getconn(timeout=max(0.0, deadline - time.monotonic()))):
                 end_session(connection)
-                pool.putconn(connection)
+                give_back(pool, connection)
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
         kind: type[PsycopgConnection] = PsycopgConnection if self._fast is None else self._fast.FastConnection
@@ -143,13 +143,13 @@ class AsyncPsycopgDatabase:
             pool = opened.pool or await self._open(opened)
             while _is_gone(connection := await pool.getconn(timeout=max(0.0, deadline - time.monotonic()))):
                 end_session(connection)
-                await run_to_end(pool.putconn(connection))
+                await give_back_async(pool, connection)
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
         try:
             check_lost(before)
         except asyncio.CancelledError:
-            await run_to_end(pool.putconn(connection))
+            await give_back_async(pool, connection)
             raise
         kind: type[AsyncPsycopgConnection]
         kind = AsyncPsycopgConnection if self._fast is None else self._fast.AsyncFastConnection

@@ -187,7 +187,7 @@ class AsyncSqlalchemyConnection:
 
     async def query(self, statement: HandlerStatement) -> NamedRows:
         self._verbs.hand_out()
-        return await self._connection.run_sync(lambda _: self._verbs.query(statement))
+        return await self._run(lambda _: self._verbs.query(statement))
 
     async def release(self) -> None:
         self._verbs.handed_out.end()

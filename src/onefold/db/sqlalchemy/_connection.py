@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, CursorResult, RootTransaction, TextClause, exc, text
 
+from onefold._kernel.checkout import log_release_error
 from onefold._kernel.effects import WHOLE, BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
@@ -19,6 +20,7 @@ from onefold.db.sqlalchemy._engine_events import let_go, take
 from onefold.db.sqlalchemy._errors import ENDED, translate_error
 from onefold.db.sqlalchemy._handle import LentConnection
 from onefold.db.sqlalchemy._isolation import ConnectionIsolation
+from onefold.db.sqlalchemy._pools import fate_of, never_handed_on
 from onefold.errors import ConnectionLost, TransactionAborted, TransactionEnded, TransactionMisused
 
 _PLACEHOLDER = re.compile(r"[$?](\d+)")
@@ -106,7 +108,13 @@ class SqlalchemyConnection:
         except BaseException:
             self.throw_away()
             raise
-        self._close()
+        try:
+            self._close()
+        except Exception as error:
+            if never_handed_on(pool := self._connection.engine.pool):
+                with suppress(Exception):  # the hook of the application's that has raised already
+                    self._connection.invalidate()
+            log_release_error(error, fate_of(pool))
 
     def discard(self) -> None:
         """Threads of the handler's are made to leave first: see `leaving`."""
@@ -115,18 +123,25 @@ class SqlalchemyConnection:
 
     def throw_away(self) -> None:
         self.handed_out.shut()
-        if not self._connection.closed:
-            self._connection.invalidate()
-        self._close()
+        try:
+            if not self._connection.closed:
+                self._connection.invalidate()
+            self._close()
+        except Exception as error:
+            self._let_go()
+            log_release_error(error, fate_of(self._connection.engine.pool))
 
     def wake(self) -> None:
         """Have the threads that are inside the driver leave it."""
         hang_up(self._connection.connection.driver_connection)
 
     def _close(self) -> None:
+        self._let_go()
+        self._connection.close()
+
+    def _let_go(self) -> None:
         let_go(self._connection)
         self.handed_out.let_go()
-        self._connection.close()
 
     def _end_handler(self, items: Sequence[BatchItem]) -> None:
         self.handed_out.end()

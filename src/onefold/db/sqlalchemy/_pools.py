@@ -10,11 +10,29 @@ import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, Pool, event
+from sqlalchemy import Engine, Pool, QueuePool, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from onefold._kernel.fork_and_loop import Process
 from onefold.db._opened_elsewhere import close_quietly
+
+
+def never_handed_on(pool: Pool) -> bool:
+    """Whether a connection that could not be given back is not in the pool: in SQLAlchemy's own classes all hooks of
+    the application's are called before it is there. A class of the application's may have failed when it was."""
+    return type(pool).__module__.partition(".")[0] == "sqlalchemy"
+
+
+def fate_of(pool: Pool) -> str:
+    """Of a connection whose way back to the pool a hook has cut off, in words for the log."""
+    if not never_handed_on(pool):
+        return (
+            f"onefold did not close it, because the {type(pool).__name__} may have it and have handed it on; if it "
+            "does not have it, a place of the pool is lost"
+        )
+    if not isinstance(pool, QueuePool):
+        return "it was closed"
+    return "it was closed, and its place in the pool is lost until engine.dispose(): SQLAlchemy does not free it"
 
 
 class PoolOfProcess:
