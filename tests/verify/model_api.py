@@ -78,6 +78,8 @@ class ModelApi:
     expiry_s: float = 100.0
     refuses_expired: bool = False
     unique_items: bool = False
+    taken_once: bool = False
+    """An item is refused to everyone but the first key that has it, as an application's own rule."""
     moved: bool = False
     located: bool = False
     fails_with: int | None = None
@@ -166,7 +168,9 @@ class ModelApi:
                 return self._refuse(409, "key-in-flight")
         return self._begin(scope, fingerprint, item)
 
-    def _begin(self, scope: tuple[object, ...], fingerprint: object, item: object) -> Begun:
+    def _begin(self, scope: tuple[object, ...], fingerprint: object, item: object) -> ProbeAnswer | Begun:
+        if self.taken_once and item in self.rows:
+            return self._refuse(409, "item-taken")
         self.in_flight.setdefault(scope, []).append(fingerprint)
         return Begun(scope, fingerprint, item)
 

@@ -206,6 +206,43 @@ def test_another_payload_that_is_refused_by_itself_proves_nothing() -> None:
     assert "refused by itself" in skipped["mismatch"]
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_what_an_application_takes_once_only_is_not_taken_for_a_key_that_is_shared(counted: bool) -> None:
+    """A slot that is taken is 409 for the next principal under any key."""
+    report = probe(ModelApi(taken_once=True), counted=counted)
+    assert [finding.seen for finding in report.of("failed")] == []
+    assert {"other-principal", "other-route"} <= set(names(report, "passed"))
+
+
+@pytest.mark.parametrize("defect", ["no principal", "no route", "one key for all payloads"])
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_key_that_is_shared_is_found_where_the_application_takes_a_payload_once_only(
+    defect: str, marks: bool
+) -> None:
+    defects = {defect}
+    if defect == "one key for all payloads":
+        defects = {"no principal", "compares payloads in flight only"}
+    report = probe(ModelApi(frozenset(defects), taken_once=True, marks=marks))
+    assert DEFECTS.get(defect, "other-principal") in names(report, "failed")
+
+
+def test_an_expired_key_that_is_refused_is_found_by_a_new_key_which_is_not() -> None:
+    class Blocking(ModelApi):
+        def _refuse(self, status: int, name: str) -> ProbeAnswer:
+            return super()._refuse(409 if status == 410 else status, name)
+
+    [finding] = probe(Blocking(refuses_expired=True)).of("failed")
+    assert finding.seen == "an expired key was answered 409: it must run, or be refused with 410"
+
+
+def test_a_payload_that_is_taken_once_and_cannot_be_varied_leaves_the_question_open() -> None:
+    report = probe(ModelApi(taken_once=True), template='{"item": "{{unique}}"}', other='{"thing": 1}')
+    [finding] = [finding for finding in report.findings if finding.check == "other-principal"]
+    assert finding.outcome == "skipped"
+    assert "refused to the other principal with a key of its own, too (409)" in finding.seen
+    assert "--other-body" in finding.seen
+
+
 def test_a_check_says_which_option_it_needs() -> None:
     report = probe(ModelApi(), other_headers=(), other_url=None, expiry_s=None)
     skipped = {finding.check: finding.seen for finding in report.of("skipped")}

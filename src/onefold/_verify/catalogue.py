@@ -228,7 +228,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         why="a customer who sends a key that another one used gets that one's answer, or is locked out",
         advice="make the authenticated account part of the key's scope",
         run=scope.check_other_principal,
-        requests=3,
+        requests=5,
         of_replays=True,
     ),
     ProbeCheck(
@@ -247,7 +247,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         why="a client that derives keys from its order's id pays, and the refund is answered with the payment",
         advice="make method and route part of the key's scope",
         run=scope.check_other_route,
-        requests=3,
+        requests=5,
         of_replays=True,
     ),
     ProbeCheck(
@@ -275,7 +275,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         why="a retry after a key was forgotten too early runs twice; one that is kept for ever is never deleted",
         advice="check the expiry when a key is looked up, not only when old rows are deleted",
         run=expiry.check_expiry,
-        requests=3,
+        requests=4,
         of_replays=True,
     ),
     ProbeCheck(

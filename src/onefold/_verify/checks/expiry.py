@@ -31,6 +31,12 @@ def check_expiry(probe: Probe) -> str:
             raise Violation("the expired key was refused with 410, and ran none the less")
         return f"known for {expiry_s / 2:g} s; refused with 410 after {expiry_s:g} s"
     if not late.succeeded:
+        new = probe.request(request.body, probe.profile.spell(probe.around.new_key()))
+        if not (control := probe.send(new, "the same payload with a new key")).succeeded:
+            raise NotApplicable(
+                f"the payload is refused with a new key, too ({control.status}): the application takes it once, and "
+                "its answer says nothing about the expired key"
+            )
         raise Violation(f"an expired key was answered {late.status}: it must run, or be refused with 410")
     replay = probe.is_replay(first, late)
     if replay is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from onefold._verify.findings import NotApplicable, Violation
-from onefold._verify.http_port import ProbeRequest
-from onefold._verify.probing import ABOUT_RIGHTS, Probe
+from onefold._verify.http_port import ProbeAnswer, ProbeRequest
+from onefold._verify.probing import ABOUT_RIGHTS, KEY_HEADER, Probe
 
 #: Parts of the names of headers that credentials travel in.
 CREDENTIALS: Final = ("authorization", "cookie", "key", "token", "secret", "auth", "session")
@@ -77,11 +78,33 @@ def _require_two(probe: Probe, ours: ProbeRequest, theirs: ProbeRequest, who: st
         first = probe.send_first(ours)
         second = probe.send(theirs, f"the same key, of {who}")
         if not second.succeeded:
-            rights = "; are its credentials still good?" if second.status in ABOUT_RIGHTS else ""
-            raise Violation(f"the key that is in use blocks {who}: answered {second.status}{rights}")
+            second = _send_with_other_payload(probe, theirs, second, who)
         replay = probe.is_replay(first, second)
         if replay is True:
             raise Violation(f"{who} was given the first answer: {second.status}, with the same content")
         if replay is None:
             probe.require_count()
     return f"{who} has a key of its own"
+
+
+def _send_with_other_payload(probe: Probe, theirs: ProbeRequest, refused: ProbeAnswer, who: str) -> ProbeAnswer:
+    """The same key was refused to them. Raise a Violation if it is the key that is refused, and not the payload, which
+    the application may allow once only; then another payload with that key has to succeed."""
+    blocked = f"the key that is in use blocks {who}: answered {refused.status}"
+    if refused.status in ABOUT_RIGHTS:
+        raise Violation(f"{blocked}; are its credentials still good?")
+    lines = tuple(line for line in theirs.headers if line[0] != KEY_HEADER)
+    own_key = replace(theirs, headers=(*lines, (KEY_HEADER, probe.profile.spell(probe.around.new_key()))))
+    if probe.send(own_key, f"the same payload with a key of its own, of {who}").succeeded:
+        raise Violation(blocked)
+    try:
+        varied = probe.with_other_payload(theirs)
+    except NotApplicable as reason:
+        raise NotApplicable(
+            f"the payload is refused to {who} with a key of its own, too ({refused.status}): the application takes it "
+            f"once, and says nothing about the key; {reason}"
+        ) from reason
+    answer = probe.send(varied, f"another payload with the same key, of {who}")
+    if not answer.succeeded:
+        raise Violation(f"the key that is in use blocks {who}: answered {answer.status}, with another payload as well")
+    return answer
