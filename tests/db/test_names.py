@@ -155,8 +155,9 @@ def test_a_stranger_who_makes_a_table_of_our_name_first_has_no_code_run_by_who_m
 
 
 def test_a_member_of_the_role_that_owns_the_tables_may_migrate_and_a_reader_finds_them_up_to_date(
-    postgres: PrivatePostgres,
+    postgres: PrivatePostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A reader is warned: a stranger who has made all tables first, with triggers of its own, looks the same."""
     dsn = postgres.fresh_database()
     database = dsn.rpartition("/")[2]
     owner, member, reader = (create_login(f"{name}_in_{database}", dsn) for name in ("owner", "member", "reader"))
@@ -166,9 +167,18 @@ def test_a_member_of_the_role_that_owns_the_tables_may_migrate_and_a_reader_find
     known = MIGRATIONS["postgres"]
     applied = [set(_migrate_as(owner, {1: known[1]})), set(_migrate_as(member, known))]
     assert applied == [{1}, known.keys() - {1}]
+    assert [_migrate_as(each, known) for each in (owner, member)] == [[], []]
+    assert caplog.text == ""
     with psycopg.connect(owner, autocommit=True) as connection:
         connection.execute("GRANT SELECT ON onefold_migration TO public")
     assert _migrate_as(reader, known) == []
+    [warning] = caplog.records
+    assert (warning.name, warning.levelname) == ("onefold.database", "WARNING")
+    assert f"onefold_migration belongs to the role 'owner_in_{database}'" in caplog.text
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE onefold_migration OWNER TO current_user")
+    assert _migrate_as(reader, known) == []  # a superuser could do as it likes anyway
+    assert len(caplog.records) == 1
     postgres.drop_database(dsn)
 
 

@@ -9,7 +9,8 @@ which release has made a database (`_idempotency/database_origin.py`).
 
 On Postgres another role may create in a schema where we look (`public`, for many). An `onefold_migration` of its making
 could run its code with our rights: by a trigger when it is written, by a view or a policy already when it is read. It
-is written only where our own role has it, and not read where that would run code of a stranger's.
+is written only where our own role has it, and not read where that would run code of a stranger's. Where there is
+nothing to write, a stranger's is used, with a warning: an application may well be another role than what migrates.
 
 Rolling upgrades. A release that finds migrations it does not know leaves them alone and goes on: every migration must
 leave a schema that the release before it can work with (its statements are recorded, and run against the new one).
@@ -17,6 +18,7 @@ leave a schema that the release before it can work with (its statements are reco
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import dedent
 from typing import Any, TypeAlias
@@ -25,6 +27,8 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement
 from onefold._kernel.pg_catalog import qualified
 from onefold.errors import ConfigurationError
+
+_log = logging.getLogger("onefold.database")
 
 Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 
@@ -76,13 +80,15 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
     """Apply what is missing; the versions applied now. What a newer release has applied is fine, see `newer`."""
 
     async def work() -> list[int]:
-        if not _missing(migrations, await _fetch_applied(dialect)):
+        found = await _look(dialect)
+        if not _missing(migrations, await _fetch_applied(found)):
+            _warn_of_stranger(found)
             return []
         await Batch((Boundary.BEGIN, *_to_statements(dialect, _LOCK[dialect])))
-        missing = _missing(migrations, await _fetch_applied(dialect))
+        found = await _look(dialect)
+        missing = _missing(migrations, await _fetch_applied(found))
         items: list[BatchItem] = []
         if missing:
-            found = await _look(dialect)
             _check_owner(found, to_write=True)
             items += [] if found else _to_statements(dialect, [_CREATE[dialect]])
         items += _to_statements(dialect, _texts_of(dialect, missing, migrations))
@@ -96,7 +102,7 @@ async def missing(dialect: str, migrations: Migrations) -> list[int]:
     """The versions that are not applied yet."""
 
     async def work() -> list[int]:
-        return _missing(migrations, await _fetch_applied(dialect))
+        return _missing(migrations, await _fetch_applied(await _look(dialect)))
 
     return await with_connection(work)
 
@@ -105,7 +111,7 @@ async def newer(dialect: str, migrations: Migrations) -> list[int]:
     """The versions a newer onefold has applied, which this one does not know and works beside."""
 
     async def work() -> list[int]:
-        return sorted(await _fetch_applied(dialect) - migrations.keys())
+        return sorted(await _fetch_applied(await _look(dialect)) - migrations.keys())
 
     return await with_connection(work)
 
@@ -172,8 +178,22 @@ def _check_owner(found: Sequence[Sequence[Any]], *, to_write: bool) -> None:
             )
 
 
-async def _fetch_applied(dialect: str) -> set[int]:
-    found = await _look(dialect)
+def _warn_of_stranger(found: Sequence[Sequence[Any]]) -> None:
+    """Nothing is to be written. A stranger may have made all tables before us, with triggers of its own; a role that
+    migrates for an application which is another role looks the same, so that this is no error."""
+    for stranger, _ in found:
+        if stranger:
+            _log.warning(
+                "onefold's tables are up to date, but onefold_migration belongs to the role %r, and this role is no "
+                "member of it: %r could have its own code run by this role, with a trigger on a table. If that is the "
+                "role that migrates for this application, call migrate() as that role only; if not, drop what it made, "
+                "or put onefold's tables into a schema where no stranger may create (`onefold docs postgres`)",
+                stranger,
+                stranger,
+            )
+
+
+async def _fetch_applied(found: Sequence[Sequence[Any]]) -> set[int]:
     _check_owner(found, to_write=False)
     if not found:
         return set()
