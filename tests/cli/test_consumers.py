@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from onefold import Onefold
 from onefold.testing.servers import PrivateNats
 from tests.cli.commands import Shop, one_line, onefold, told, until
 
@@ -41,6 +42,18 @@ def test_they_are_listed_and_one_is_removed(renamed: Shop) -> None:
     assert renamed.rows("SELECT actor, action, consumer FROM onefold_audit") == [("anna", "remove", "dispatch")]
     missing = one_line(renamed.onefold("consumers", "remove", "dispatch", *D, "-y"))
     assert "there is no consumer 'dispatch'" in missing
+
+
+def test_without_a_broker_they_are_listed_as_the_database_knows_them(postgres_dsn: str) -> None:
+    once = Onefold(postgres_dsn, source="shop")
+    once.migrate()
+    once.pause_consumer("ledger", actor="ada")
+    once.close()
+    answer = onefold("consumers", "list", "--json", ONEFOLD_DATABASE=postgres_dsn)
+    [seen] = told(answer)
+    assert (seen["name"], seen["paused_by"], seen["waiting"], seen["running"]) == ("ledger", "ada", None, 0)
+    assert "the broker was not asked what waits there: give --broker or set ONEFOLD_BROKER" in answer.stderr
+    assert "give --broker" in onefold("consumers", "remove", "ledger", "-y", "-d", postgres_dsn).stderr
 
 
 def test_one_that_runs_is_listed_so_and_not_removed(renamed: Shop) -> None:

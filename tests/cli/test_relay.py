@@ -113,7 +113,13 @@ def test_another_relay_takes_over_from_one_that_was_killed(shop: Shop) -> None:
         assert relay.ended() == -signal.SIGKILL
     assert len(told(shop.onefold("outbox", "-d", "shop.db", "--json"))["relays"]) == 1
     shop.put("go")
-    assert shop.onefold("relay", "depot:once", "--lease", "1", "--until-empty").returncode == 0
+    answer = shop.onefold("relay", "depot:once", "--lease", "1", "--until-empty")
+    assert answer.returncode == 0
+    first, *_, last = answer.stderr.splitlines()
+    assert first.endswith(
+        ": 0 of 64 buckets; other relays have the others, one that has died until its lease ends (--lease, here 1 s)"
+    )
+    assert last.endswith(": 64 of 64 buckets")
     assert published(shop) == ["a", "b"]
 
 

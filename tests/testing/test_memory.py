@@ -116,6 +116,19 @@ async def test_what_the_application_publishes_is_delivered_when_the_test_says_so
     await once.close()
 
 
+async def test_a_message_from_elsewhere_is_handled_before_what_waits_in_the_outbox_and_that_with_it(
+    sqlite_path: Path,
+) -> None:
+    once, calls = shop(sqlite_path)
+    broker = AsyncMemoryBroker(once)
+    async with once.transaction() as tx:
+        await tx.publish("order.placed", {"order": 7})
+    await broker.publish("order.placed", {"order": 42})
+    assert [call[1] for call in calls if call[0] == "clerk"] == [42, 7]
+    assert await broker.deliver() == []
+    await once.close()
+
+
 def test_the_same_on_threads(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path, source="shop")
     calls: list[Any] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -12,11 +12,15 @@ import typer
 from onefold._app.base_app import with_broker
 from onefold._cli.consumer_pause import pause_command, resume_command
 from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, TARGET_HELP, YES, actor_name, confirm
-from onefold._cli.output import print_json, print_table
+from onefold._cli.output import echo_stderr, print_json, print_table
+from onefold._cli.session import session
 from onefold._cli.targets import close_onefold, from_target_or_addresses
+from onefold._inbox.pausing import pauses
+from onefold._inbox.registry import list_consumers, list_processes
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.readable import age, write_count
-from onefold._worker.consumer_admin import ConsumerSeen, Removed, remove, survey
+from onefold._worker.consumer_admin import ConsumerSeen, Removed, describe, remove, survey
+from onefold.db._drivers import dialect_of
 
 T = TypeVar("T")
 
@@ -38,7 +42,12 @@ def list_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List consumers: their topics, what waits for them, how many processes run them and when one was last seen."""
-    consumers = _managed(context, target or target_option, database, broker, survey)
+    target = target or target_option
+    if target or broker or not database or dialect_of(database) == "sqlite":
+        consumers = _managed(context, target, database, broker, survey)
+    else:
+        consumers = _survey_database(database)
+        echo_stderr("the broker was not asked what waits there: give --broker or set ONEFOLD_BROKER")
     if as_json:
         print_json([asdict(each) for each in consumers])
     elif consumers:
@@ -76,6 +85,16 @@ def remove_command(
         f"removed: {name}; dropped: {waiting}, {write_count(removed.failed_messages, 'failed message')}, "
         f"{write_count(removed.handled, 'row')} of its ledger"
     )
+
+
+def _survey_database(database: str) -> list[ConsumerSeen]:
+    """What the database knows without its broker."""
+    with session(database) as db:
+        processes = db.run(list_processes(db.dialect))
+        paused_by = {each.consumer: each.actor for each in db.run(pauses(db.dialect))}
+        names = {*db.run(list_consumers(db.dialect)), *paused_by}
+    described = (describe(name, [each for each in processes if each.consumer == name], None) for name in sorted(names))
+    return [replace(each, paused_by=paused_by.get(each.name)) for each in described]
 
 
 def _managed(

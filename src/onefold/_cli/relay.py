@@ -94,7 +94,9 @@ async def _relay(
     once = await make()
     try:
         await refuse_missing_tables(once, report)
-        progress = _RelayProgress(f"relaying from {origin} to {broker_name(once.broker)}", as_json=as_json)
+        progress = _RelayProgress(
+            f"relaying from {origin} to {broker_name(once.broker)}", settings["lease_s"], as_json=as_json
+        )
         with stop_on_signals() as stop:
             if until_empty:
                 return await _drain(once, stop, settings, progress)
@@ -124,8 +126,9 @@ async def _drain(once: AnyOnefold, stop: asyncio.Event, settings: RelaySettings,
 class _RelayProgress:
     """Prints the relay's events, and knows whether it still makes progress. Its pauses are in the log."""
 
-    def __init__(self, banner: str, *, as_json: bool) -> None:
+    def __init__(self, banner: str, lease_s: float, *, as_json: bool) -> None:
         self._banner = banner
+        self._lease_s = lease_s
         self._as_json = as_json
         self._paused = False
         self._moved_at = time.monotonic()
@@ -135,7 +138,7 @@ class _RelayProgress:
             print_event(event)
         match event:
             case BucketsHeld():
-                echo_stderr(f"{self._banner}: {event.buckets} of {BUCKETS} buckets")
+                echo_stderr(f"{self._banner}: {event.buckets} of {BUCKETS} buckets{self._explain(event.buckets)}")
             case RelayPaused():
                 self._paused = True
             case RelayResumed():
@@ -144,6 +147,13 @@ class _RelayProgress:
                 self._moved_at = time.monotonic()
             case _:
                 pass
+
+    def _explain(self, buckets: int) -> str:
+        """Why it has not all: after a kill -9 of the only other relay nothing is published for a time."""
+        if buckets == BUCKETS:
+            return ""
+        ends = f"until its lease ends (--lease, here {self._lease_s:g} s)"
+        return f"; other relays have the others, one that has died {ends}"
 
     @property
     def is_stalled(self) -> bool:

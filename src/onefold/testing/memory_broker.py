@@ -189,8 +189,8 @@ class MemoryBroker(_SharedBroker):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> list[InboxEvent]:
-        """A message from elsewhere, with this `key` and these `headers`: have it handled, by all its consumers. With a
-        `message_id` it can come twice."""
+        """A message from elsewhere, with this `key` and these `headers`: have it handled, by all its consumers, and
+        then what waits in the outbox, as `deliver()` does. With a `message_id` it can come twice."""
         return self._run([self._message(topic, data, key, headers, message_id)])
 
     def deliver(self) -> list[InboxEvent]:
@@ -219,8 +219,8 @@ class AsyncMemoryBroker(_SharedBroker):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> list[InboxEvent]:
-        """A message from elsewhere, with this `key` and these `headers`: have it handled, by all its consumers. With a
-        `message_id` it can come twice."""
+        """A message from elsewhere, with this `key` and these `headers`: have it handled, by all its consumers, and
+        then what waits in the outbox, as `deliver()` does. With a `message_id` it can come twice."""
         return await self._run([self._message(topic, data, key, headers, message_id)])
 
     async def deliver(self) -> list[InboxEvent]:
