@@ -157,11 +157,13 @@ def table(
     shown = Table(title="The ledger")
     shown.add_column("what")
     shown.add_column("how many", justify="right")
-    abandoned = sum(intent.abandoned for intent in customers.intents)
+    abandoned = [intent for intent in customers.intents if intent.abandoned]
+    placed = {order.correlation for order in books.orders}
     sections = {
         "What there is": {
             "intents of customers": len(customers.intents),
-            "  given up without an answer": abandoned,
+            "  given up without an answer": len(abandoned),
+            "    of these without an order": sum(intent.correlation not in placed for intent in abandoned),
             "orders": len(books.orders),
             "real charges at the processor": len(books.charges),
             "declined cards": len(books.declined),

@@ -73,6 +73,12 @@ def test_migrate_shows_how_it_is_used() -> None:
     assert usage.strip().endswith("migrate [OPTIONS]")
 
 
+@pytest.mark.parametrize("words", [(), ("migrate",), ("dlq",), ("dlq", "show")])
+def test_help_has_the_short_name_that_other_commands_give_it(words: tuple[str, ...]) -> None:
+    short, long = (onefold(*words, option) for option in ("-h", "--help"))
+    assert (short.returncode, short.stdout) == (0, long.stdout)
+
+
 def test_migrate_names_what_it_could_not_read(tmp_path: Path) -> None:
     assert "'payments' names no database" in one_line(onefold("migrate", "-d", "payments", cwd=tmp_path))
 

@@ -174,6 +174,14 @@ def test_every_choice_is_a_program_without_marks(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+def test_its_readme_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    onefold("init", "bookings", cwd=tmp_path)
+    (tmp_path / "parcels").mkdir()
+    onefold("init", cwd=tmp_path / "parcels")
+    titles = [(tmp_path / folder / "README.md").read_text().splitlines()[0] for folder in ("bookings", "parcels")]
+    assert titles == ["# Bookings", "# Parcels"]
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "test_app.py").write_text("mine")
     said = one_line(onefold("init", cwd=tmp_path))

@@ -21,7 +21,7 @@ from examples.shop import demo, parcels
 from examples.shop.clients import Customers, Intent
 from examples.shop.demo import SERVICES, read_plan
 from examples.shop.demo import run as run_demo
-from examples.shop.ledger import Books, Entry, Order, faults
+from examples.shop.ledger import Books, Entry, Order, faults, table
 from examples.shop.parcels import ParcelBooks
 from examples.shop.settings import STOCK
 from onefold.testing.memory_broker import AsyncMemoryBroker
@@ -189,6 +189,17 @@ def test_an_abandoned_intent_may_have_an_order_or_none() -> None:
     assert faults([*intents(), abandoned], BALANCED) == []
     [_, *others] = intents()
     assert faults([replace(abandoned, correlation="c-1"), *others], BALANCED) == []
+
+
+def test_the_ledger_says_how_many_of_the_intents_that_were_given_up_have_no_order() -> None:
+    customers = Customers("http://127.0.0.1:1", count=0, seconds=0, seed=0)
+    given_up = [replace(intents()[0], abandoned=True), replace(intents()[0], correlation="c-4", abandoned=True)]
+    customers.intents = [*given_up, *intents()[1:]]
+    warehouse = ParcelBooks(states={}, free=0, charges=Counter(), refunds=Counter())
+    shown = table(customers, BALANCED, warehouse, Counter(), [])
+    columns = [[str(cell).strip() for cell in column.cells] for column in shown.columns]
+    counts = dict(zip(*columns, strict=True))
+    assert (counts["given up without an answer"], counts["of these without an order"]) == ("2", "1")
 
 
 UNBALANCED: dict[str, Callable[[Books], Books]] = {

@@ -39,6 +39,10 @@ def _without_secrets() -> Iterator[None]:
         raise
 
 
+#: Commands below have it from here.
+_CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
+
+
 class _Root(TyperGroup):
     """The commands, none of which repeats a secret."""
 
@@ -53,7 +57,7 @@ class _Root(TyperGroup):
 
 def assemble(arguments: Sequence[str]) -> typer.Typer:
     """With the command that the first argument names; with all of them where it names none: help, or a mistake."""
-    app = typer.Typer(cls=_Root, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(cls=_Root, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=_CONTEXT)
     app.callback(invoke_without_command=True, epilog=root_epilog())(_root)
     for name in arguments[:1] if arguments and arguments[0] in NAMES else NAMES:
         module = import_module(f"onefold._cli.{name}")

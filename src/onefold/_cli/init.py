@@ -28,7 +28,8 @@ def command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Write a starter application, its tests and its README. Existing files are never overwritten."""
-    starter = Starter(framework=framework, database=database, broker=broker)
+    title = folder.resolve().name.capitalize() or "Orders"
+    starter = Starter(framework=framework, database=database, broker=broker, title=title)
     texts = starter.write()
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"{str(folder)!r} is a file; give a folder: onefold init orders")

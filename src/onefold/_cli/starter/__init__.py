@@ -50,6 +50,8 @@ class Starter:
     framework: StarterFramework
     database: StarterDatabase
     broker: StarterBroker
+    title: str = "Orders"
+    """Of its README."""
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -85,6 +87,7 @@ class Starter:
         if name.endswith(".py.txt"):
             return text
         return Template(text).substitute(
+            title=self.title,
             framework=self.framework,
             database=self.database,
             broker=self.broker,
