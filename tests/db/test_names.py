@@ -174,7 +174,7 @@ def test_a_member_of_the_role_that_owns_the_tables_may_migrate_and_a_reader_find
     assert _migrate_as(reader, known) == []
     [warning] = caplog.records
     assert (warning.name, warning.levelname) == ("onefold.database", "WARNING")
-    assert f"onefold_migration belongs to the role 'owner_in_{database}'" in caplog.text
+    assert f"onefold_migration belongs to another role, 'owner_in_{database}'" in caplog.text
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("ALTER TABLE onefold_migration OWNER TO current_user")
     assert _migrate_as(reader, known) == []  # a superuser could do as it likes anyway

@@ -184,10 +184,10 @@ def _warn_of_stranger(found: Sequence[Sequence[Any]]) -> None:
     for stranger, _ in found:
         if stranger:
             _log.warning(
-                "onefold's tables are up to date, but onefold_migration belongs to the role %r, and this role is no "
-                "member of it: %r could have its own code run by this role, with a trigger on a table. If that is the "
-                "role that migrates for this application, call migrate() as that role only; if not, drop what it made, "
-                "or put onefold's tables into a schema where no stranger may create (`onefold docs postgres`)",
+                "onefold's tables are up to date, but onefold_migration belongs to another role, %r, which could have "
+                "its own code run by this one, with a trigger on a table. If %r is the role that migrates for this "
+                "application, call migrate() as that role only; if not, drop what it made, or put onefold's tables "
+                "into a schema where no stranger may create (`onefold docs postgres`)",
                 stranger,
                 stranger,
             )
