@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from onefold._inbox.in_hand import give_up
 from onefold._inbox.redrive import Filter, cancel, preview, redrive
 from onefold._inbox.retention import reap
 from onefold._kernel.audit import list_audit
+from onefold._kernel.checkout import rollback_and_release
+from onefold._kernel.effects import Acquire, Batch, Boundary, Statement
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
@@ -77,15 +80,16 @@ async def test_messages_are_handled_parked_failed_and_redriven(backend: Backend)
 class CutOff:
     """A handler whose connection is ended by the server, so many times."""
 
-    def __init__(self, backend: Backend, times: int) -> None:
-        self.backend, self.times = backend, times
+    def __init__(self, backend: Backend, times: int, *, notices: bool = True) -> None:
+        self.backend, self.times, self.notices = backend, times, notices
 
     async def handle(self, given: Message, tx: Transaction[Any]) -> None:
         assert isinstance(self.backend, DrivenBackend)
         await self.backend.handler(given, tx)
         if self.times:
             self.times -= 1
-            await self.backend.execute(tx.connection, "SELECT pg_terminate_backend(pg_backend_pid())")
+            with nullcontext() if self.notices else suppress(Exception):
+                await self.backend.execute(tx.connection, "SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 @pytest.mark.parametrize("backend", POSTGRES_ASYNC, indirect=True)
@@ -103,9 +107,13 @@ async def test_a_connection_that_is_lost_inside_the_handler_is_no_failure_of_the
     assert (backend.calls, await backend.effects()) == (["m1", "m1", "m1"], ["m1"])
 
 
-@pytest.mark.parametrize("backend", ["asyncpg"], indirect=True)
-async def test_a_handler_that_costs_its_connection_each_time_makes_a_dead_letter(backend: Backend) -> None:
-    inbox = backend.inbox(CutOff(backend, times=100).handle)
+@pytest.mark.parametrize("notices", [True, False])
+@pytest.mark.parametrize("backend", POSTGRES_ASYNC, indirect=True)
+async def test_a_handler_that_costs_its_connection_each_time_makes_a_dead_letter(
+    backend: Backend, notices: bool
+) -> None:
+    """Also one that passes over the error, or that has none: it is seen at COMMIT."""
+    inbox = backend.inbox(CutOff(backend, times=100, notices=notices).handle)
     with pytest.raises(HandlerLostConnection):
         await backend.deliver(inbox, message(), redelivered=True)
     for _ in range(DEATHS_MAX - 1):
@@ -118,6 +126,33 @@ async def test_a_handler_that_costs_its_connection_each_time_makes_a_dead_letter
     dead = (await backend.failed_messages())["m1"]
     assert dead.state == "dead"
     assert "a process, or its connection to the database, died, 3 times" in dead.reason
+
+
+@pytest.mark.parametrize("backend", POSTGRES_ASYNC, indirect=True)
+async def test_the_lease_counts_from_where_the_transaction_began(backend: Backend) -> None:
+    """It waits for its stream, which another process has. What the handler then lacks is time, and no database."""
+    assert isinstance(backend, DrivenBackend)
+
+    async def sleep(given: Message, tx: Transaction[Any]) -> None:
+        await backend.handler(given, tx)
+        await asyncio.sleep(0.7)  # the lease ends in the middle of it
+
+    inbox = backend.inbox(sleep, order="strict", lease_s=1.0)
+    given = [message(f"k{number}", key="k", version=number) for number in (1, 2)]
+    assert isinstance(await backend.deliver(backend.inbox(order="strict"), given[0]), Handled)
+    executor, _ = backend.executor()
+    await run_async(_lock_streams(), executor)
+    waiting = asyncio.create_task(backend.deliver(inbox, given[1]))
+    await asyncio.sleep(0.5)
+    await run_async(rollback_and_release(), executor)
+    failed = await waiting
+    assert isinstance(failed, Failed)
+    assert "took longer than lease_s=1" in failed.reason
+
+
+async def _lock_streams() -> None:
+    await Acquire()
+    await Batch((Boundary.BEGIN, Statement("SELECT 1 FROM onefold_progress FOR UPDATE")))
 
 
 async def test_batches_and_failed_messages(backend: Backend) -> None:

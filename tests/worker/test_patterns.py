@@ -14,7 +14,7 @@ from onefold import AsyncOnefold, Message, Onefold
 from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.redrive import Filter, redrive
-from onefold._inbox.registry import RunningProcess, judge
+from onefold._inbox.registry import ALIVE_S, RunningProcess, judge
 from onefold._kernel.ports import Broker
 from onefold._outbox.status_report import report
 from onefold._worker import membership
@@ -27,6 +27,7 @@ from onefold.telemetry import DeadLettered, Event, Failed, Handled
 from onefold.testing.memory_broker import AsyncMemoryBroker
 from tests.worker.consuming import MemoryBroker, until
 from tests.worker.test_membership import Place, place
+from tests.worker.test_others_deliveries import pass_s
 
 __all__ = ["place"]
 
@@ -231,6 +232,7 @@ async def test_a_topic_that_was_seen_to_be_dropped_is_unsubscribed_all_the_same(
         await (await old.subscribe()).close()
         await (await new.subscribe()).close()  # refunds is former now
         await old.end()
+        await pass_s(place, ALIVE_S + 5, of="%refunds%")
         subscription = await broker.subscribe("billing", ["refunds"])
         await broker.publish([Message(id="1", source="shop", topic="refunds", data=b"{}")])
         ours, others, dropped = await new.sift(await subscription.receive(1, 5.0))

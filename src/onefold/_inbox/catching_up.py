@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._inbox.delivery_reading import find_problem
+from onefold._inbox.handler_transaction import begin_transaction
 from onefold._inbox.keeping import park
 from onefold._inbox.stored_message import (
     StoredMessage,
@@ -28,7 +29,7 @@ from onefold._inbox.stored_message import (
     write_identities,
 )
 from onefold._inbox.version_order import Early, StreamPosition, decide_turn
-from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.checkout import rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, begin_at
 from onefold._kernel.messages import Delivery
 from onefold._kernel.owned_transaction import OwnedTransaction
@@ -64,7 +65,8 @@ async def run_in_one_go(
         return []  # each is a work of its own
     if inbox.consumer.signature.opens:
         return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
-    if not await checkout(lambda: _is_their_turn(inbox, failed_messages)):
+    is_their_turn, began_at = await begin_transaction(lambda: _is_their_turn(inbox, failed_messages))
+    if not is_their_turn:
         await rollback_and_release()
         return []
     handled = 0
@@ -74,7 +76,7 @@ async def run_in_one_go(
         handled = count
         return _settle(inbox, failed_messages[:count], failed_messages[count:])
 
-    if await inbox.run_each(failed_messages, tx, settle) is not None:
+    if await inbox.run_each(failed_messages, tx, settle, began_at) is not None:
         return []
     inbox.in_hand.drop(failed_messages)
     return [inbox.report(Handled(inbox.consumer.name, stored.topic)) for stored in failed_messages[:handled]]

@@ -8,20 +8,19 @@ are started one at a time: a process that dies with several at hand would make a
 from __future__ import annotations
 
 import functools
-import logging
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from onefold._inbox.catching_up import RUN_MAX
+from onefold._inbox.catching_up import RUN_MAX, put_back
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import reread
 from onefold._inbox.handling import Inbox
 from onefold._inbox.handling_log import log_failure
 from onefold._inbox.message_identity import Identity
-from onefold._inbox.others_topics import dropped_problem
+from onefold._inbox.others_topics import LOOK_S, Sifted, dropped_problem
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, stored_from_row, stream_position
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, stored_from_row, stream_position, write_held
 from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
@@ -31,11 +30,10 @@ from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 
 DEATHS_MAX: Final = 3
-#: How often one `take` begins anew because it met topics of others: each time one more at least.
+#: How often one `take` begins anew because it met nothing but messages of others, and how many it looks at then.
 TAKES_MAX: Final = 20
+AMONG_OTHERS: Final = 100
 LISTED_MAX: Final = 1000
-
-_log = logging.getLogger("onefold.consumer")
 
 _KILLER: Final = (
     f"it was being handled when a process, or its connection to the database, died, {DEATHS_MAX} times; its handler "
@@ -75,24 +73,28 @@ async def take(
     lease_ms = 2 * milliseconds(consumer.lease_s)
 
     async def work() -> tuple[list[Any], list[FailedMessage]]:
+        killed: list[Any] = []
+        size = limit
         for _ in range(TAKES_MAX):
             await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
-            killed = await Fetch(sql.kill_suspects(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
-            rows = await Fetch(sql.take(consumer.name, lease_ms, limit, inbox.others.as_json(), suspects=suspects))
-            # As they were kept, not as they are read today: SQL knows no other topic to pass over.
+            if suspects:
+                killed += await Fetch(sql.kill_suspects(consumer.name, _KILLER, DEATHS_MAX))
+            rows = await Fetch(sql.take(consumer.name, lease_ms, size, inbox.others.as_json(), suspects=suspects))
+            # As they were kept: what was not read then is named by those whose it is.
             ours, others, dropped = await inbox.others.sift_started(sql, [read_row(*row) for row in rows])
-            if not others:
-                await Batch((Boundary.COMMIT,))
-                problem = dropped_problem(consumer.name)
-                refused = [replace(each, problem=problem) for each in dropped]
-                return killed, [*(_reread(consumer, each) for each in ours), *refused]
-            await Batch((Boundary.ROLLBACK,))  # and once more, without those of others
-        _log.warning(
-            "consumer %r met failed messages of other processes' topics %d times, each time of another topic; what is "
-            "due of its own is looked for again",
-            consumer.name, TAKES_MAX,
-        )  # fmt: skip
-        return [], []
+            found = [
+                *(_reread(consumer, each) for each in ours),
+                *(replace(each, problem=dropped_problem(consumer.name)) for each in dropped),
+            ]
+            back = ((others, milliseconds(LOOK_S)), (found[limit:], 0))
+            given_back = [
+                sql.in_hand.give_back(consumer.name, write_held(these), due_ms) for these, due_ms in back if these
+            ]
+            await Batch((*given_back, Boundary.COMMIT))
+            if found or not others:
+                return killed, found[:limit]
+            size = max(limit, AMONG_OTHERS)
+        return killed, []
 
     killed, started = await with_connection(work)
     for topic, message_id in killed:
@@ -108,11 +110,15 @@ async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
     stream, epoch, version = stream_position(last)
     statement = inbox.sql.runs.take(inbox.consumer.name, stream, epoch, version, 2 * inbox.lease_ms, RUN_MAX)
 
-    async def work() -> list[Any]:
-        return await Fetch(statement)
+    async def work() -> Sifted[FailedMessage]:
+        return await inbox.others.sift_started(inbox.sql, [read_row(*row) for row in await Fetch(statement)])
 
-    # Whose they are is not asked: a stream is of one topic, and `last`, which was ours, is of the same.
-    return _hold(inbox, [read_row(*row) for row in await with_connection(work)])
+    # A stream is of one type of message, and that may be sent to several topics.
+    ours, others, dropped = await with_connection(work)
+    if others or dropped:
+        await put_back(inbox, [*ours, *others, *dropped])
+        return []
+    return _hold(inbox, ours)
 
 
 async def list_failed(

@@ -9,14 +9,26 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation, InvocationCloser, Performs
 from onefold._inbox.sql.statements import Statements
-from onefold._kernel.checkout import rollback_and_release, with_connection
+from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
 from onefold._kernel.current_transaction import current_transaction
-from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
+from onefold._kernel.effects import (
+    Acquire,
+    Batch,
+    Boundary,
+    Call,
+    Discard,
+    Fetch,
+    Flow,
+    Now,
+    ReleaseCommitted,
+    Row,
+    Statement,
+)
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translate_refusal
 from onefold._kernel.messages import Message, pick_carried
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
@@ -28,6 +40,8 @@ from onefold.errors import (
     StoreError,
     TransactionMisused,
 )
+
+T = TypeVar("T")
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -48,6 +62,14 @@ class HandlerTookTooLong(OnefoldError):
 class HandlerLostConnection(ConnectionLost):
     """The connection of a message's transaction was lost while its handler ran. The database was away, unless that
     happens each time."""
+
+
+async def begin_transaction(opening: Callable[[], Flow[T]]) -> tuple[T, float]:
+    """Have a connection, and a transaction on it by `opening`: its answer, and when that began. The server counts the
+    lease from then on, also while the transaction waits for a lock."""
+    await Acquire()
+    began_at = await Now()
+    return await discard_on_error(opening), began_at
 
 
 class AnswerCheck:
@@ -81,11 +103,16 @@ class HandlerTransaction:
         self._session, self._opens = consumer.signature.session, consumer.signature.opens
 
     async def run(
-        self, lookup: Statement, messages: list[Message], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
+        self,
+        lookup: Statement,
+        messages: list[Message],
+        tx: OwnedTransaction[Any],
+        after: tuple[Statement, ...],
+        began_at: float,
     ) -> Exception | None:
         """Call the handler and commit. Returns the error that the handler's work is undone for. StoreError: not known.
-        `lookup` returns a row if it was committed."""
-        return await self._run(lookup, tx, lambda: self._call(messages, tx), lambda: after)
+        `lookup` returns a row if it was committed, and `began_at` is when the transaction began."""
+        return await self._run(lookup, tx, lambda: self._call(messages, tx), lambda: after, began_at)
 
     async def run_each(
         self,
@@ -94,6 +121,7 @@ class HandlerTransaction:
         tx: OwnedTransaction[Any],
         settle: Callable[[int], tuple[Statement, ...]],
         time_s: float,
+        began_at: float,
     ) -> Exception | None:
         """`run` that calls the handler for one message after the other; none is begun after `time_s`. `settle` gets how
         many there were, and answers what goes in front of COMMIT."""
@@ -108,7 +136,7 @@ class HandlerTransaction:
                 await self._call([message], tx)
                 count += 1
 
-        return await self._run(lookup, tx, call, lambda: settle(count))
+        return await self._run(lookup, tx, call, lambda: settle(count), began_at)
 
     async def _call(self, messages: list[Message], tx: OwnedTransaction[Any]) -> None:
         tx.carry(functools.partial(_carry, messages))
@@ -125,9 +153,9 @@ class HandlerTransaction:
         tx: OwnedTransaction[Any],
         call: Callable[[], Flow[None]],
         after: Callable[[], tuple[Statement, ...]],
+        began_at: float,
     ) -> Exception | None:
         tx.open(f"consumer {self._consumer.name!r}")
-        began_at = await Now()
         try:
             token = current_transaction.set(tx)
             try:
@@ -161,10 +189,13 @@ class HandlerTransaction:
         except ConnectionLost as error:
             await Discard()
             committed = await self._is_committed(lookup)
-            if committed is False and await Now() - began_at >= self._consumer.lease_s:
-                raise HandlerTookTooLong.of(self._consumer, "lease_s", self._consumer.lease_s) from error
-            if not committed:
+            if committed is None:
                 raise
+            if not committed:
+                if await Now() - began_at >= self._consumer.lease_s:
+                    raise HandlerTookTooLong.of(self._consumer, "lease_s", self._consumer.lease_s) from error
+                # Its handler may have noticed nothing, or have passed it over.
+                raise self._lost_connection(error) from error
         except Exception:
             await Discard()
             raise
@@ -185,14 +216,17 @@ class HandlerTransaction:
         ended, lost = await undo(tx, functools.partial(self._roll_back, tx))
         # The server ends the connection of a transaction that outlasts its lease: that is the handler's doing.
         if lost is not None and await Now() - began_at < self._consumer.lease_s:
-            raise HandlerLostConnection(
-                f"the connection was lost while the handler of consumer {self._consumer.name!r} ran: {lost}"
-            ) from error
+            raise self._lost_connection(lost) from error
         if ended:
             misused = TransactionMisused(COMMITTED_BY_HANDLER)
             misused.__cause__ = error
             return misused
         return error
+
+    def _lost_connection(self, lost: ConnectionLost) -> HandlerLostConnection:
+        return HandlerLostConnection(
+            f"the connection was lost while the handler of consumer {self._consumer.name!r} ran: {lost}"
+        )
 
     async def _roll_back(self, tx: OwnedTransaction[Any]) -> tuple[bool, ConnectionLost | None]:
         """Whether the handler has ended the transaction by itself, and how its connection was found to be lost."""

@@ -24,7 +24,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import apply_id_of, find_problem
 from onefold._inbox.failing import write_failure
 from onefold._inbox.handler_call import Performs, perform_here
-from onefold._inbox.handler_transaction import HandlerLostConnection, HandlerTransaction
+from onefold._inbox.handler_transaction import HandlerLostConnection, HandlerTransaction, begin_transaction
 from onefold._inbox.handling_log import log_failure
 from onefold._inbox.in_hand import InHand, claim, is_ours, open_and_claim, skip_not_ours
 from onefold._inbox.keeping import begin_wait, dead_letter, keep_new, park
@@ -43,7 +43,7 @@ from onefold._inbox.stored_message import (
     write_identities,
 )
 from onefold._inbox.version_order import Early, Late, StreamPosition, Turn, decide_turn, is_stale
-from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.checkout import rollback_and_release, with_connection
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Release, Statement, begin_at
 from onefold._kernel.messages import Delivery
@@ -139,8 +139,7 @@ class Inbox:
 
     async def keep_for_others(self, deliveries: Sequence[Delivery]) -> list[InboxEvent]:
         """Keep deliveries of topics that only other processes have, for those; then the broker may forget them."""
-        stored_messages = [stored_from_delivery(delivery) for delivery in deliveries]
-        events = await with_connection(lambda: self.others.keep(self.sql, stored_messages, self.lease_ms))
+        events = await with_connection(lambda: self.others.keep(self.sql, deliveries, self.lease_ms))
         return [self.report(event) for event in events]
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: OwnedTransaction[Any]) -> list[InboxEvent] | None:
@@ -152,14 +151,14 @@ class Inbox:
         stored_messages = [stored_from_delivery(delivery) for delivery in deliveries]
         if any(stored.problem is not None for stored in stored_messages) or any(d.redelivered for d in deliveries):
             return None
-        fresh = await checkout(lambda: self._claim_many(stored_messages))
+        fresh, began_at = await begin_transaction(lambda: self._claim_many(stored_messages))
         if fresh is None:
             await rollback_and_release()
             return None
         if fresh:
             once = {(stored.id, stored.source): stored for stored in stored_messages}
             new = [once[each] for each in once if each in fresh]
-            error = await self._trace.follow_many(new, self._run(new, tx, ()))
+            error = await self._trace.follow_many(new, self._run(new, tx, (), began_at))
             if error is not None:
                 # One by one they may be duplicates, which are not logged.
                 if isinstance(error, TransactionMisused):
@@ -222,7 +221,7 @@ class Inbox:
     async def _attempt(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         began = monotonic_s()
         opening = self._open if self.consumer.order == "none" else self._open_in_order
-        opened = await checkout(lambda: opening(stored))
+        opened, began_at = await begin_transaction(lambda: opening(stored))
         if isinstance(opened, _IdTakenByOtherSource):
             await Release()
             return await self._attempt_apart(stored.set_apart(), tx)
@@ -230,7 +229,7 @@ class Inbox:
             await Release()
             return opened
         if self._stepped is None:
-            error = await self._run([stored], tx, opened.before_commit)
+            error = await self._run([stored], tx, opened.before_commit, began_at)
         else:
             if isinstance(outcome := await self._stepped.run(stored, opened.before_commit), Duplicate | Parked):
                 return outcome
@@ -354,23 +353,25 @@ class Inbox:
         return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, identities)) else None
 
     async def _run(
-        self, stored_messages: Sequence[StoredMessage], tx: OwnedTransaction[Any], before_commit: tuple[Statement, ...]
-    ) -> Exception | None:
+        self, stored_messages: Sequence[StoredMessage], tx: OwnedTransaction[Any],
+        before_commit: tuple[Statement, ...], began_at: float,
+    ) -> Exception | None:  # fmt: skip
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         lookup = self.sql.handled(self._name, stored_messages[0].identity)
-        return await self._handler_tx.run(lookup, messages, tx, before_commit)
+        return await self._handler_tx.run(lookup, messages, tx, before_commit, began_at)
 
     async def run_each(
         self,
         stored_messages: Sequence[StoredMessage],
         tx: OwnedTransaction[Any],
         settle: Callable[[int], tuple[Statement, ...]],
+        began_at: float,
     ) -> Exception | None:
         """Run the handler for one message after another, in one transaction, while there is time: see `catching_up`."""
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
         lookup = self.sql.handled(self._name, stored_messages[0].identity)
-        run = self._handler_tx.run_each(lookup, messages, tx, settle, time_s)
+        run = self._handler_tx.run_each(lookup, messages, tx, settle, time_s, began_at)
         return await self._trace.follow_many(stored_messages, run)
 
     # --- what fails --------------------------------------------------------------------------------------

@@ -2,15 +2,16 @@
 
 Theory of operation. A broker has one set of topics for all processes of a consumer, and hands each message to any of
 them. While they run with different topics (a rolling deployment, or one name for two consumers), one may get what it
-has no handler for. It keeps such a delivery as a failed message that was never started and is due at once, and
-acknowledges it: a process that has the topic takes it from the database, in its turn where there is an order. Given
-back to the broker it would come again at once, to the same process, and use up attempts where the broker counts them.
+has no handler for. It keeps such a delivery, unread, as a failed message that was never started and is due at once,
+and acknowledges it: a process that has the topic takes it from the database, reads it, and handles it in its turn where
+there is an order. Given back to the broker it would come again at once, to the same process, and use up attempts where
+the broker counts them.
 
-Failed messages are claimed by topic. Which topics there are is not known beforehand, and patterns are not matched in
-SQL: a `take` that meets a topic of others is rolled back, and goes on without it. The topics that were met are
-forgotten after a while (`LOOK_S`), because it may be this process's affair by then: a topic that no process has any
-longer makes dead letters. After an outage of the database it is not known for a while who lives (`registry.py`):
-until then the topics of all that did not say that they end are others', and their messages wait.
+Which topics there are is not known beforehand, and patterns are not matched in SQL: a `take` that meets a message of
+others puts it back, as not started, and passes over what is kept unread of its topic. Both for a while only
+(`LOOK_S`), because it may be this process's affair by then: a topic that no process has any longer makes dead letters.
+Who has just ended may be about to start again, and after an outage of the database it is not known for a while who
+lives (`registry.py`): until then their topics are others', and their messages wait.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.keeping import keep_new
 from onefold._inbox.registry import ALIVE_S, BEAT_S, RunningProcess, Standing, fetch_processes, judge
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, topic_sent_to
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, stored_unread, topic_sent_to
 from onefold._kernel.clock import monotonic_s
 from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.messages import Delivery
@@ -35,6 +36,8 @@ from onefold._kernel.telemetry.consumer_events import Duplicate, InboxEvent, Par
 LOOK_S: Final = BEAT_S
 #: With more than that the earlier ones are forgotten, and met again.
 TOPICS_MAX: Final = 1000
+
+_WAITS: Final = "it came to a process that does not have the topic {!r}, and waits for one that has it"
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -137,15 +140,15 @@ class OthersTopics:
                 self._consumer.name, topic,
             )  # fmt: skip
 
-    async def keep(self, sql: Statements, stored_messages: Sequence[StoredMessage], lease_ms: int) -> list[InboxEvent]:
+    async def keep(self, sql: Statements, deliveries: Sequence[Delivery], lease_ms: int) -> list[InboxEvent]:
         """Keep deliveries for the processes that have their topics, in one transaction. Those are notified, once."""
         name = self._consumer.name
         events: list[InboxEvent] = []
+        stored_messages = [stored_unread(each, _WAITS.format(topic_sent_to(each))) for each in deliveries]
         await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
         # In one order everywhere: two processes that keep the same ones must not wait for each other.
         for stored in sorted(stored_messages, key=lambda each: each.id):
-            topic = topic_sent_to(stored)
-            reason = f"it came to a process that does not have the topic {topic!r}, and waits for one that has it"
+            reason = _WAITS.format(topic_sent_to(stored))
             kept = await keep_new(sql, name, stored, reason, lease_ms=0, started=0)
             events.append((Duplicate if kept is None else Parked)(name, stored.topic))
         notify = sql.notify_consumers if any(isinstance(event, Parked) for event in events) else ()

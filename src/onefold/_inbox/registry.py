@@ -71,6 +71,8 @@ class Standing:
     wanted: frozenset[str]
     former: frozenset[str]
     """Topics that it has had, and no process wants any more."""
+    ending: frozenset[str]
+    """Those of them that a process had a moment ago. It may be about to start again: what was sent to them waits."""
     outdated: tuple[str, ...]
     """Processes that are gone and of which nothing need be remembered."""
 
@@ -87,12 +89,12 @@ class Standing:
         What no process has asked for, as far as is known, is a binding or a queue that a person has made."""
         if topic is None or matches_any(own, topic):
             return "ours"
-        if self.wants(topic):
+        if self.wants(topic) or matches_any(self.ending, topic):
             return "others"
         return "dropped" if self.drops(topic) else "ours"
 
 
-NOTHING: Final = Standing(wanted=frozenset(), former=frozenset(), outdated=())
+NOTHING: Final = Standing(wanted=frozenset(), former=frozenset(), ending=frozenset(), outdated=())
 
 
 def judge(processes: Sequence[RunningProcess], *, steady: bool = True) -> Standing:
@@ -104,12 +106,13 @@ def judge(processes: Sequence[RunningProcess], *, steady: bool = True) -> Standi
     living = [each for each in processes if each is latest or each.alive or not (steady or _is_gone(each))]
     wanted = frozenset[str]().union(*(each.topics for each in living))
     former = frozenset[str]().union(*(each.topics for each in processes)) - wanted
+    ending = frozenset[str]().union(*(each.topics for each in processes if each.ended and each.seen_s <= ALIVE_S))
     outdated = tuple(
         each.process
         for each in processes
         if each not in living and (_covers(each.topics, wanted) or each.seen_s > FORMER_S)
     )
-    return Standing(wanted=wanted, former=former, outdated=outdated)
+    return Standing(wanted=wanted, former=former, ending=ending & former, outdated=outdated)
 
 
 def _is_gone(process: RunningProcess) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Self
 
 from onefold._inbox.message_identity import Identity, identity_of
 from onefold._kernel.effects import Value
-from onefold._kernel.messages import NOWHERE, Delivery, Message, Origin
+from onefold._kernel.messages import NOWHERE, Delivery, Message, Origin, read_again
 
 ID_LENGTH_MAX: Final = 512
 HISTORY_MAX: Final = 20
@@ -139,6 +139,23 @@ def stored_from_delivery(delivery: Delivery) -> StoredMessage:
     return StoredMessage(id=name, headers=headers, data=delivery.data, message=None, problem=problem, origin=origin)
 
 
+def stored_unread(delivery: Delivery, problem: str) -> StoredMessage:
+    """A delivery as a stored message that is read when it is taken, by the process that takes it: two releases of a
+    consumer may give one message different ids."""
+    found = read_again(delivery).message
+    if delivery.message is not None and found != delivery.message:
+        return stored_from_delivery(delivery)  # an adapter that is not ours may leave out what it was read from
+    origin = replace(delivery.origin, topic=topic_sent_to(delivery) or "")
+    return StoredMessage(
+        id=f"unread:{_digest(delivery)}",
+        headers=delivery.headers,
+        data=delivery.data,
+        message=None,
+        problem=problem,
+        origin=origin,
+    )
+
+
 def _digest(delivery: Delivery) -> str:
     """A name: the same for each delivery of one message, and another for its twin. A broker that has no id for a
     message knows at least that it hands this one out for the first time; should that answer get lost, there are two
@@ -197,8 +214,7 @@ def write_identities(stored_messages: Sequence[StoredMessage]) -> str:
 
 
 def topic_sent_to(received: Delivery | StoredMessage) -> str | None:
-    """The topic that it was sent to, as far as that is known. `sent_to` in `sql/` says the same of a row, and must: a
-    topic of others that only one of them knows would be met again and again."""
+    """The topic that it was sent to, as far as that is known."""
     return received.origin.topic or (None if received.message is None else received.message.topic)
 
 

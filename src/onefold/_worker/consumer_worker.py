@@ -258,7 +258,7 @@ class ConsumerWorker:
             self._unsifted.clear()
             for delivery in (*map(self._inbox.read, ours), *map(self._as_dead_letter, dropped)):
                 self._queue(delivery, self._partitions.of(delivery))
-            for delivery in map(self._inbox.read, others):
+            for delivery in others:
                 self._queue(delivery, self._others)
 
     def _queue(self, delivery: Delivery, partition: Partition) -> None:

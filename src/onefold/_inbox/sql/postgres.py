@@ -33,8 +33,6 @@ class Postgres:
     proof = _PROOF
     ended = _ENDED
     audit = NOTE["postgres"]
-    #: The topic that a failed message was sent to.
-    sent_to = "coalesce(onefold_letter.envelope::json #>> '{origin,topic}', onefold_letter.topic, '')"
     #: Has consumers of all processes look for failed messages that are due.
     notify_consumers = (Statement(qualified(f"SELECT pg_notify('{DELIVERY_CHANNEL}', '{ACTION}')")),)
 

@@ -18,7 +18,6 @@ class Sqlite:
     proof = Statement("SELECT 1")
     ended = Statement("SELECT 1 WHERE 0")
     audit = NOTE["sqlite"]
-    sent_to = "coalesce(json_extract(onefold_letter.envelope, '$.origin.topic'), onefold_letter.topic, '')"
     notify_consumers: tuple[Statement, ...] = ()
 
     def opening(self, lease_ms: int) -> tuple[Statement, ...]:

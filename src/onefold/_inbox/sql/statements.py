@@ -332,7 +332,9 @@ class Statements(OperatorStatements):
 
 
 def _not_others(d: Dialect, topics: str) -> str:
-    return f"({topics} = '[]' OR NOT EXISTS (SELECT 1 FROM {d.items(topics)} WHERE item = {d.sent_to}))"
+    """A message that was not read has no source, and its topic is the one that it was sent to."""
+    kept = f"source IS NULL AND topic IN (SELECT item FROM {d.items(topics)})"
+    return f"({topics} = '[]' OR topic IS NULL OR NOT ({kept}))"
 
 
 def _is_ours(first: int) -> str:
