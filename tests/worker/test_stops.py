@@ -7,15 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
-from onefold._worker import failed_message_loop
+from onefold._worker import failed_message_loop, pause_gate
 from onefold._worker.consumer_runner import ConsumerRunner
+from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Handled
+from onefold.testing.fault_proxy import FaultProxy
 from tests.inbox.backends import Backend, message
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until
@@ -153,6 +157,33 @@ async def test_a_delivery_and_a_failed_message_are_cut_off_at_one_deadline(
     assert abs(cut_off_at["delivery"] - cut_off_at["failed"]) < grace_s
     failed_message = (await backend.failed_messages())["failed"]
     assert failed_message.started == failed_message.failed
+
+
+@pytest.mark.parametrize("trouble", ["locked", "black hole"])
+async def test_a_stop_keeps_its_deadline_though_the_database_does_not_answer(
+    inbox_dsn: str, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr(failed_message_loop, "PUT_BACK_S_MAX", 0.1)
+    monkeypatch.setattr(pause_gate, "END_S_MAX", 0.1)
+    server, operator = urlsplit(inbox_dsn), await asyncpg.connect(inbox_dsn)
+    try:
+        with FaultProxy(server.hostname or "", server.port or 5432) as proxy:
+            async with asyncpg.create_pool(proxy.dsn(inbox_dsn), min_size=0) as pool:
+                backend, broker = Backend(AsyncpgDatabase(pool)), MemoryBroker()
+                broker.put(message())
+                runner = ConsumerRunner(backend.database, broker, [backend.consumer()], grace_s=0.5)
+                async with running(runner) as stop:
+                    await until(lambda: bool(broker.acked))
+                    if trouble == "locked":
+                        await operator.execute("BEGIN; LOCK TABLE onefold_letter IN ACCESS EXCLUSIVE MODE")
+                    else:
+                        proxy.switch("black_hole")
+                    await asyncio.sleep(2 * failed_message_loop.POLL_S_MAX)  # it has looked for failed messages
+                    stop.set()
+                proxy.switch("ok")
+                pool.terminate()
+    finally:
+        await operator.close()
 
 
 async def test_what_a_stop_cuts_off_is_put_back_whatever_the_broker_does(on_postgres: Backend) -> None:

@@ -40,7 +40,7 @@ class Consumer:
     batch: int = 1
     """How many messages one transaction may handle."""
     attempts: int = 15
-    """After so many failures a message becomes a dead letter. With the waits between them: about an hour."""
+    """After so many failures a message becomes a dead letter. With the waits between them: half an hour to an hour."""
     retry_base_s: float = 1.0
     retry_cap_s: float = 600.0
     dead_letter_on: tuple[type[Exception], ...] = ()

@@ -131,7 +131,9 @@ class ConsumerWorker:
                 else:
                     await self._consume(subscription, stop)
             self._failed_messages.due_signal.set()
-            await failed_messages
+            await join_tasks([failed_messages], stop.remaining_s)  # it may wait for a database that does not answer
+            if not failed_messages.cancelled():
+                failed_messages.result()
         finally:
             for chore in chores:
                 cancel_task(chore)

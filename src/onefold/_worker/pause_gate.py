@@ -37,6 +37,9 @@ LOOK_S: Final = 5.0
 #: The same where operators' actions arrive by NOTIFY, which triggers a check at once.
 LOOK_NOTIFIED_S: Final = 20.0
 
+#: How long a stop waits for the registry to know of it.
+END_S_MAX: Final = 3.0
+
 MakeWorker: TypeAlias = Callable[[HandlerCalls, Membership], ConsumerWorker]
 
 _log = logging.getLogger("onefold.consumer")
@@ -74,8 +77,9 @@ class PauseGate:
             while await self._wait_unpaused(stop):
                 await self._run(stop, grace_s, opened)
         finally:
-            with suppress(StoreError):
-                await self._membership.end()
+            with suppress(StoreError, TimeoutError):  # then it counts as ended when it has not been seen for a while
+                async with asyncio.timeout(END_S_MAX):
+                    await self._membership.end()
 
     async def _run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
         halt = Halt(grace_s)
