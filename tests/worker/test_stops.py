@@ -180,7 +180,7 @@ async def test_a_stop_keeps_its_deadline_though_the_database_does_not_answer(
                         proxy.switch("black_hole")
                     await asyncio.sleep(2 * failed_message_loop.POLL_S_MAX)  # it has looked for failed messages
                     stop.set()
-                proxy.switch("ok")
+                proxy.switch("pass")
                 pool.terminate()
     finally:
         await operator.close()
