@@ -23,8 +23,8 @@ from tests.support.scripts import Really, Turn, play
 
 LEASE_S = 10.0
 
-#: The handler runs from 0.0 on, and COMMIT's answer is lost.
-LOST: list[Turn] = [(Now, 0.0), (Call, Really.CALL), (Batch, ConnectionLost("gone")), (Discard, None)]
+#: The transaction began at 0.0, and the answer to its COMMIT is lost.
+LOST: list[Turn] = [(Call, Really.CALL), (Batch, ConnectionLost("gone")), (Discard, None)]
 HOOK: Turn = (Call, Really.CALL)
 
 
@@ -41,7 +41,7 @@ def run(path: Path, heard: list[str], script: list[Turn]) -> Exception | None:
     tx = OwnedTransaction(ThreadExecutor(SqliteDatabase(path)))
     sql = STATEMENTS["postgres"]
     known = sql.handled("billing", identity_of("m1", "shop"))
-    return play(HandlerTransaction(consumer, sql, perform_here).run(known, [message()], tx, ()), script)
+    return play(HandlerTransaction(consumer, sql, perform_here).run(known, [message()], tx, (), 0.0), script)
 
 
 def test_where_the_ledger_cannot_be_asked_neither_hook_is_called_and_the_message_comes_again(
