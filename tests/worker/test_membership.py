@@ -15,6 +15,7 @@ import pytest
 
 from onefold import AsyncOnefold, Message
 from onefold._app.base_app import run_flow, with_broker
+from onefold._inbox import registry
 from onefold._inbox.registry import ALIVE_S, FORMER_S, RunningProcess, judge, list_processes
 from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
@@ -197,6 +198,7 @@ async def test_a_topic_that_was_removed_from_a_consumer_is_not_delivered(place: 
     assert (seen.topics, seen.waiting) == (("orders",), 0)
 
 
+@pytest.mark.usefixtures("nobody_starts_again")
 async def test_what_was_sent_to_a_removed_topic_before_is_not_handled(place: Place) -> None:
     async with place.running("orders", "payments"):
         pass
@@ -220,6 +222,12 @@ async def test_the_same_after_a_process_that_was_killed(place: Place) -> None:
         await place.publish("payments", "orders")
         await until(lambda: "orders" in place.handled)
     assert place.handled == ["orders"]
+
+
+@pytest.fixture
+def nobody_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has ended is not waited for."""
+    monkeypatch.setattr(registry, "RESTART_S", -1.0)
 
 
 async def test_old_and_new_side_by_side_take_no_topic_from_each_other(place: Place) -> None:

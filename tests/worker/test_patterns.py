@@ -26,10 +26,10 @@ from onefold.errors import ConfigurationError, MessageInvalid
 from onefold.telemetry import DeadLettered, Event, Failed, Handled
 from onefold.testing.memory_broker import AsyncMemoryBroker
 from tests.worker.consuming import MemoryBroker, until
-from tests.worker.test_membership import Place, place
+from tests.worker.test_membership import Place, nobody_starts_again, place
 from tests.worker.test_others_deliveries import pass_s
 
-__all__ = ["place"]
+__all__ = ["nobody_starts_again", "place"]
 
 on_brokers_with_patterns = pytest.mark.parametrize(
     "place", ["local-sqlite", "local-postgres", "nats", "rabbitmq"], indirect=True
@@ -184,6 +184,7 @@ async def test_brokers_that_are_asked_directly_refuse_before_they_connect() -> N
 
 
 @on_brokers_with_patterns
+@pytest.mark.usefixtures("nobody_starts_again")
 async def test_a_release_that_widens_a_topic_to_a_pattern_and_its_rollback_lose_nothing(place: Place) -> None:
     async with place.running("shop.orders"), place.running("shop.*"):
         await send(place, "shop.orders", "shop.refunds")

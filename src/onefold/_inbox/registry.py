@@ -32,6 +32,8 @@ from onefold._kernel.topics import matches_any
 #: How often a process renews its row, and after how long without that it counts as dead.
 BEAT_S: Final = 20.0
 ALIVE_S: Final = 65.0
+#: How long a process that has ended may be about to start again: what is sent to its topics waits for so long.
+RESTART_S: Final = ALIVE_S
 #: Stands for the processes of releases that did not register, and for how long they count as running from the first
 #: that does: a rolling deployment is over by then. Sorts before any other: it was started before them.
 EARLIER: Final = "-"
@@ -106,7 +108,7 @@ def judge(processes: Sequence[RunningProcess], *, steady: bool = True) -> Standi
     living = [each for each in processes if each is latest or each.alive or not (steady or _is_gone(each))]
     wanted = frozenset[str]().union(*(each.topics for each in living))
     former = frozenset[str]().union(*(each.topics for each in processes)) - wanted
-    ending = frozenset[str]().union(*(each.topics for each in processes if each.ended and each.seen_s <= ALIVE_S))
+    ending = frozenset[str]().union(*(each.topics for each in processes if each.ended and each.seen_s <= RESTART_S))
     outdated = tuple(
         each.process
         for each in processes
