@@ -131,9 +131,7 @@ class ConsumerWorker:
                 else:
                     await self._consume(subscription, stop)
             self._failed_messages.due_signal.set()
-            await join_tasks([failed_messages], stop.remaining_s)  # it may wait for a database that does not answer
-            if not failed_messages.cancelled():
-                failed_messages.result()
+            await failed_messages
         finally:
             for chore in chores:
                 cancel_task(chore)
@@ -146,7 +144,12 @@ class ConsumerWorker:
                     await join_tasks([renewing], 0.0)
 
     async def _run_failed_messages(self, stop: Halt) -> None:
-        await repeat(self.consumer.name, "running failed messages", stop, self._failed_messages.run)
+        look = repeat(self.consumer.name, "running failed messages", stop, self._failed_messages.run)
+        looking = asyncio.create_task(look)
+        try:
+            await either(stop)
+        finally:  # it may wait for a database that does not answer
+            await join_tasks([looking], stop.remaining_s if stop.is_set() else 0.0)
         await self._failed_messages.cut_off(stop.remaining_s)
         await self._failed_messages.put_back()
 
