@@ -14,7 +14,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.failed_messages import next_due, take, take_run
 from onefold._inbox.handling import Inbox
 from onefold._inbox.registry import ALIVE_S, note_ended, register
-from onefold._inbox.stored_message import stored_from_delivery
+from onefold._inbox.stored_message import stored_from_delivery, stored_unread
 from onefold._kernel.messages import Delivery, Message, Origin, read_delivery, write
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, InboxEvent, Parked
 from onefold._kernel.transaction import Transaction
@@ -84,6 +84,8 @@ async def test_a_failed_message_is_run_only_by_a_process_that_has_its_topic(back
     assert old.calls == ["m2"]
     put_back = (await backend.failed_messages())["m1"]
     assert (put_back.started, put_back.failed) == (1, 1)
+    assert put_back.due_in_s is not None
+    assert 0 < put_back.due_in_s <= 20, "it may be late by that, as the page says"
     new.fails = False
     await backend.hours_pass()
     assert [type(event) for event in await backend.run_due(new.inbox)] == [Handled]
@@ -108,6 +110,9 @@ async def test_what_is_kept_for_others_is_known_when_it_comes_again(backend: Bac
     await new.begin()
     cancelled = message("m1", topic="order.cancelled")
     assert [type(event) for event in await old.keep(cancelled)] == [Parked]
+    [(name, kept)] = (await backend.failed_messages()).items()
+    assert name.startswith("unread:")
+    assert (kept.message, kept.problem) == (None, stored_unread(sent(cancelled)).problem), "as it is read from its row"
     assert [type(event) for event in await old.keep(cancelled)] == [Duplicate]
     assert [type(event) for event in await backend.run_due(new.inbox)] == [Handled]
     assert [type(event) for event in await old.keep(cancelled)] == [Parked], "it does not know what that is called"

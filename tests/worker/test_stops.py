@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,13 +15,14 @@ import pytest
 
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
-from onefold._worker import failed_message_loop, pause_gate
+from onefold._worker import broker_closing, consumer_worker, failed_message_loop, pause_gate
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Handled
 from onefold.testing.fault_proxy import FaultProxy
 from tests.inbox.backends import Backend, message
+from tests.support.fork_server import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until
 
@@ -157,6 +159,22 @@ async def test_a_delivery_and_a_failed_message_are_cut_off_at_one_deadline(
     assert abs(cut_off_at["delivery"] - cut_off_at["failed"]) < grace_s
     failed_message = (await backend.failed_messages())["failed"]
     assert failed_message.started == failed_message.failed
+
+
+def test_the_pages_say_how_long_a_stop_may_take() -> None:
+    grace_s = signature(ConsumerRunner).parameters["grace_s"].default
+    parts = (
+        grace_s,
+        failed_message_loop.PUT_BACK_S_MAX,
+        consumer_worker.ACK_S_MAX,
+        pause_gate.END_S_MAX,
+        broker_closing.CLOSE_S_MAX,
+    )
+    *most, last = (f"{part:g}" for part in parts)
+    docs = ROOT / "docs"
+    assert f"{sum(parts):g} in all" in (docs / "containers.md").read_text()
+    assert f"a consumer may take {sum(parts):g}" in (docs / "deployment.md").read_text()
+    assert f"a consumer may take {', '.join(most)} and {last} of them" in (docs / "production.md").read_text()
 
 
 @pytest.mark.parametrize("trouble", ["locked", "black hole"])

@@ -144,10 +144,9 @@ class OthersTopics:
         """Keep deliveries for the processes that have their topics, in one transaction. Those are notified, once."""
         name = self._consumer.name
         events: list[InboxEvent] = []
-        stored_messages = [stored_unread(each, _WAITS.format(topic_sent_to(each))) for each in deliveries]
         await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
         # In one order everywhere: two processes that keep the same ones must not wait for each other.
-        for stored in sorted(stored_messages, key=lambda each: each.id):
+        for stored in sorted(map(stored_unread, deliveries), key=lambda each: each.id):
             reason = _WAITS.format(topic_sent_to(stored))
             kept = await keep_new(sql, name, stored, reason, lease_ms=0, started=0)
             events.append((Duplicate if kept is None else Parked)(name, stored.topic))

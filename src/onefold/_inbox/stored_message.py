@@ -139,7 +139,7 @@ def stored_from_delivery(delivery: Delivery) -> StoredMessage:
     return StoredMessage(id=name, headers=headers, data=delivery.data, message=None, problem=problem, origin=origin)
 
 
-def stored_unread(delivery: Delivery, problem: str) -> StoredMessage:
+def stored_unread(delivery: Delivery) -> StoredMessage:
     """A delivery as a stored message that is read when it is taken, by the process that takes it: two releases of a
     consumer may give one message different ids."""
     found = read_again(delivery).message
@@ -151,7 +151,7 @@ def stored_unread(delivery: Delivery, problem: str) -> StoredMessage:
         headers=delivery.headers,
         data=delivery.data,
         message=None,
-        problem=problem,
+        problem=UNREADABLE,
         origin=origin,
     )
 
