@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -15,11 +15,9 @@ from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, TARGET_HEL
 from onefold._cli.output import echo_stderr, print_json, print_table
 from onefold._cli.session import session
 from onefold._cli.targets import close_onefold, from_target_or_addresses
-from onefold._inbox.pausing import pauses
-from onefold._inbox.registry import list_consumers, list_processes
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.readable import age, write_count
-from onefold._worker.consumer_admin import ConsumerSeen, Removed, describe, remove, survey
+from onefold._worker.consumer_admin import ConsumerSeen, Removed, read_stored, remove, survey
 from onefold.db._drivers import dialect_of
 
 T = TypeVar("T")
@@ -90,11 +88,7 @@ def remove_command(
 def _survey_database(database: str) -> list[ConsumerSeen]:
     """What the database knows without its broker."""
     with session(database) as db:
-        processes = db.run(list_processes(db.dialect))
-        paused_by = {each.consumer: each.actor for each in db.run(pauses(db.dialect))}
-        names = {*db.run(list_consumers(db.dialect)), *paused_by}
-    described = (describe(name, [each for each in processes if each.consumer == name], None) for name in sorted(names))
-    return [replace(each, paused_by=paused_by.get(each.name)) for each in described]
+        return db.run(read_stored(db.dialect)).describe({})
 
 
 def _managed(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from onefold._inbox.pausing import pauses
 from onefold._inbox.registry import ALIVE_S, EARLIER, RunningProcess, end, judge, list_consumers, list_processes
@@ -43,22 +43,37 @@ class Removed:
     failed_messages: int
 
 
+class Stored(NamedTuple):
+    """What a database knows of its consumers."""
+
+    names: set[str]
+    processes: Sequence[RunningProcess]
+    paused_by: Mapping[str, str]
+
+    def describe(self, at_broker: Mapping[str, SubscriptionSeen]) -> list[ConsumerSeen]:
+        """All consumers, by name, with what the broker keeps for them."""
+        return [
+            replace(
+                describe(name, [member for member in self.processes if member.consumer == name], at_broker.get(name)),
+                paused_by=self.paused_by.get(name),
+            )
+            for name in sorted(self.names | at_broker.keys())
+        ]
+
+
+async def read_stored(dialect: str) -> Stored:
+    processes = await list_processes(dialect)
+    paused_by = {each.consumer: each.actor for each in await pauses(dialect)}
+    return Stored({*await list_consumers(dialect), *paused_by}, processes, paused_by)
+
+
 async def survey(database: AsyncDatabase[Any], broker: Broker, also: Sequence[str] = ()) -> list[ConsumerSeen]:
     """All known consumers, by name; `also` are names to look up at a broker that cannot list its subscriptions."""
-    processes = await _flow(database, list_processes(database.dialect))
-    paused_by = {each.consumer: each.actor for each in await _flow(database, pauses(database.dialect))}
-    stored = {*await _flow(database, list_consumers(database.dialect)), *paused_by}
+    stored = await _flow(database, read_stored(database.dialect))
     at_broker = {}
     if isinstance(broker, ManagesSubscriptions):
-        at_broker = {seen.consumer: seen for seen in await broker.subscriptions(sorted(stored.union(also)))}
-    names = stored | at_broker.keys()
-    return [
-        replace(
-            describe(name, [member for member in processes if member.consumer == name], at_broker.get(name)),
-            paused_by=paused_by.get(name),
-        )
-        for name in sorted(names)
-    ]
+        at_broker = {seen.consumer: seen for seen in await broker.subscriptions(sorted(stored.names.union(also)))}
+    return stored.describe(at_broker)
 
 
 async def remove(database: AsyncDatabase[Any], broker: Broker, name: str, actor: str) -> Removed:
